@@ -1,0 +1,357 @@
+"""From a configuration to the parts of a run, and their orderly end.
+
+Owns: which concrete part stands behind each name of the configuration, and the order in which parts start and stop.
+Promises: everything that can be wrong with a configuration is found before an environment or a model starts; whatever was started is stopped when the
+run ends or fails, in reverse order. Does not: train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from crl_jax.config.load import to_yaml
+from crl_jax.config.roles import MeshConfig, RoleConfig
+from crl_jax.config.schema import Config
+from crl_jax.experience.bank import Eviction
+from crl_jax.experience.buffer import Sample, TrainingBuffer
+from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts
+from crl_jax.experience.index import Index
+from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.retrieve import Diversity
+from crl_jax.experience.scann_index import ScannIndex
+from crl_jax.experience.store import Store
+from crl_jax.experience.writer import WritePolicy
+from crl_jax.learner import objective
+from crl_jax.learner.optimizer import make_optimizer, make_schedule
+from crl_jax.models import transformer
+from crl_jax.models.codec import ChatCodec
+from crl_jax.models.embedder import MiniLM
+from crl_jax.models.load import load_codec, load_params
+from crl_jax.models.presets import preset
+from crl_jax.records import Episode, SamplingParams, Task
+from crl_jax.role import Buckets, Role
+from crl_jax.rollout.agent import ActorPrompts
+from crl_jax.rollout.bank import ManagedBank
+from crl_jax.rollout.collector import Collector, CollectSettings
+from crl_jax.rollout.pool import EnvPool
+from crl_jax.rollout.seeds import derive_seed
+from crl_jax.rollout.shell import Shell
+from crl_jax.rollout.tasks import Goal, TaskStream, fixed_tasks
+from crl_jax.serving.constraint import ActionTrie
+from crl_jax.serving.sampler import EngineSampler, Sampler
+from crl_jax.sharding.mesh import make_mesh
+from crl_jax.sharding.rules import check_divisible
+from crl_jax.telemetry.profiler import ProfilerWindow
+from crl_jax.telemetry.tracker import FanOut, open_trackers
+from envs import registry
+
+ACTOR_PROMPTS = pathlib.Path(__file__).parent / "rollout" / "actor_prompts.json"
+
+
+@dataclasses.dataclass
+class Run:
+    """A started run: every part of it, ready to be used by ``train`` and ``evaluate``."""
+
+    config: Config
+    folder: pathlib.Path
+    shell: Shell
+    collector: Collector
+    stream: TaskStream
+    eval_sets: dict[str, list[Task]]
+    actor: Role
+    extractor: Role | None
+    manager: ExperienceManager | None
+    trackers: FanOut
+    profiler: ProfilerWindow
+    extractor_updates: int = 0
+
+    @property
+    def trains_actor(self) -> bool:
+        return self.config.run.method != "exp_only"
+
+    @property
+    def trains_extractor(self) -> bool:
+        return self.config.run.method in ("exp_only", "complementary")
+
+    @property
+    def collect_deadline_s(self) -> float:
+        return self.config.run.collect_timeout_s
+
+    def guided_per_group(self, step: int) -> int:
+        """How many episodes of each group read the bank at ``step``: none before the bank's warm-up is over."""
+        run = self.config.run
+        warm = self.manager is not None and step >= self.config.bank.warmup_steps
+        return round(run.guided_fraction * run.group_size) if warm else 0
+
+    def feed_bank(self, episodes: Sequence[Episode], step: int) -> None:
+        """Usage, credit and distillation of finished episodes. In a synchronous run it waits until all of them are distilled."""
+        if self.manager is not None:
+            self.shell.call(self._feed(self.manager, episodes, step), self.collect_deadline_s, f"feeding the bank at step {step}")
+
+    async def _feed(self, manager: ExperienceManager, episodes: Sequence[Episode], step: int) -> None:
+        manager.on_step(step)
+        await manager.observe(episodes)
+        which = self.config.extractor.submit
+        for episode in episodes:
+            if episode.reward is not None and (which == "all" or (which == "guided" and episode.shown) or (which == "success" and episode.success)):
+                await manager.submit(episode)
+        if self.config.run.sync and (left := await manager.drain(self.collect_deadline_s)):
+            raise TimeoutError(f"{left} episodes of step {step} were not distilled within {self.collect_deadline_s:.0f} s (raise run.collect_timeout_s)")
+
+    def pop_evidence(self, step: int) -> list[Sample] | None:
+        """The next full extractor batch, or None."""
+        assert self.manager is not None
+        return self.shell.call(self.manager.pop_batch(), self.collect_deadline_s, "the extractor's batch")
+
+    def record_training(self, evidence: Sequence[Sample], weights: Sequence[float], step: int) -> None:
+        """The extractor was just trained on ``evidence``; those of weight 0 do not count as trained."""
+        assert self.manager is not None
+        self.extractor_updates += 1
+        self.manager.buffer.record_trained([s.generation.id for s, w in zip(evidence, weights, strict=True) if w > 0], step=step)
+
+    def lesson_texts(self, episode: Episode) -> list[str]:
+        """Texts of the lessons the episode read that are still in the bank."""
+        space = self.manager.state.space(episode.task.namespace) if self.manager is not None else {}
+        return [space[i].text for i in episode.shown if i in space]
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters and gauges of the bank and the samplers."""
+        found: dict[str, Any] = {"extractor/updates": self.extractor_updates}
+        if self.manager is not None:
+            found |= {f"bank/{name}": value for name, value in self.manager.stats().items()}
+            found["bank/size"] = found["bank/entries"]
+        for role in (self.actor, self.extractor):
+            if role is not None:
+                found |= {f"serve/{role.name}/{name}": value for name, value in role.sampler.stats().items()}
+        return found
+
+    def describe(self, first_step: int) -> str:
+        """One line for the start of the run."""
+        c, n = self.config, transformer.count_params
+        roles = f"actor {c.actor.model} ({n(self.actor.model_config) / 1e6:.2f} M)"
+        if self.extractor is not None:
+            roles += f", extractor {c.extractor.model} ({n(self.extractor.model_config) / 1e6:.2f} M)"
+        devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
+        return f"run {c.run.name}: {c.run.method}, seed {c.run.seed}, {roles}, {len(self.stream.goals)} environments, {devices}, from step {first_step} of {c.run.steps}; files in {self.folder}"
+
+
+@contextlib.contextmanager
+def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
+    """Build and start everything ``config`` names. Raises before anything starts when the configuration cannot be run here."""
+    folder = _folder(config, resume)
+    goals, eval_sets = _tasks(config)
+    options = env_options(config)
+    actor_codec = load_codec(config.actor.tokenizer)
+    trie = _trie(config, goals, actor_codec) if config.env.constrained else None
+    prompts = _actor_prompts(config.actor.prompt)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    with contextlib.ExitStack() as stack:
+        trackers = open_trackers(folder, jsonl=config.telemetry.jsonl, tensorboard=config.telemetry.tensorboard)
+        stack.callback(trackers.close)
+        profiler = ProfilerWindow(folder / "tensorboard", config.telemetry.profile_steps)
+        stack.callback(profiler.close)
+        shell = stack.enter_context(Shell())
+        actor = _role(config, "actor", config.actor, actor_codec, trie, shell, stack)
+        extractor, manager = None, None
+        if config.run.method != "baseline":
+            codec = load_codec(config.extractor.tokenizer)
+            extractor = _role(config, "extractor", config.extractor, codec, None, shell, stack)
+            manager = _manager(config, folder, extractor.sampler, codec, shell, stack)
+        pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
+        shell.call(pool.start(), 120.0, "starting the environment workers")
+        stack.callback(lambda: shell.call(pool.aclose(), 30.0, "stopping the environment workers"))
+        settings = CollectSettings(
+            group_size=config.run.group_size,
+            guided=round(config.run.guided_fraction * config.run.group_size),
+            sampling=_sampling(config.actor, actor_codec, seed=derive_seed(config.run.seed, "actor"), constrained=config.env.constrained),
+            max_turns=config.env.max_turns,
+            ask_uses=config.ask.max_uses if config.ask.enabled else 0,
+            env_options=options,
+        )
+        collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings)
+        stream = TaskStream(tuple(goals), config.run.seed)
+        yield Run(config, folder, shell, collector, stream, eval_sets, actor, extractor, manager, trackers, profiler)
+
+
+def env_options(config: Config) -> dict[str, Any]:
+    """The constructor options of the run's environments."""
+    env = config.env
+    options: dict[str, Any] = {"style": env.style, "grammar": env.action_format, "max_turns": env.max_turns}
+    if env.family == "dungeon":
+        options |= {"hazards": env.hazards} | ({"size": env.size} if env.size else {}) | ({"kind": env.kind} if env.kind else {})
+    return options
+
+
+def _folder(config: Config, resume: bool) -> pathlib.Path:
+    folder = pathlib.Path(config.run.dir) / config.run.name
+    if not resume and (folder / "metrics.jsonl").exists():
+        raise FileExistsError(f"{folder} already holds a run: add --resume to continue it, choose another run.name, or delete the folder")
+    return folder
+
+
+def _tasks(config: Config) -> tuple[list[Goal], dict[str, list[Task]]]:
+    """Training goals and the evaluation sets. Raises KeyError or ValueError for unknown environments before anything starts."""
+    env, run = config.env, config.run
+    splits = registry.splits(env.family) if env.family else {"train": env.names}
+    names = splits[env.split if env.split in splits else "train"]
+    goals = _goals(names[: env.count] if env.count else names)
+    sets = {"known": fixed_tasks(goals, run.eval_episodes, run.seed, "eval/known")}
+    if env.family and splits.get("heldout"):
+        sets["heldout"] = fixed_tasks(_goals(splits["heldout"]), run.eval_episodes, run.seed, "eval/heldout")
+    return goals, sets
+
+
+def _goals(names: Sequence[str]) -> list[Goal]:
+    specs = [registry.spec(name) for name in names]
+    return [Goal(spec.name, spec.goal, spec.namespace) for spec in specs]
+
+
+def _trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> ActionTrie:
+    actions = dict.fromkeys(a for goal in goals for a in registry.spec(goal.env).actions)
+    lead = config.env.action_prefix
+    return ActionTrie.build([[*codec.encode(lead + action), codec.stop_ids[0]] for action in actions])
+
+
+def _actor_prompts(variant: str) -> ActorPrompts:
+    table = json.loads(ACTOR_PROMPTS.read_text(encoding="utf-8"))
+    if variant not in table:
+        raise ValueError(f"actor.prompt={variant!r} is unknown: use one of {sorted(table)}")
+    texts = dict(table[variant])
+    return ActorPrompts(**{**texts, "examples": tuple(tuple(pair) for pair in texts.get("examples", ()))})
+
+
+def _extractor_prompts(variant: str) -> ExtractorPrompts:
+    path = DEFAULT_PROMPTS if variant == "default" else DEFAULT_PROMPTS.with_name(f"extractor_prompts_{variant}.json")
+    if not path.exists():
+        known = sorted(p.stem.removeprefix("extractor_prompts_") for p in path.parent.glob("extractor_prompts_*.json"))
+        raise ValueError(f"extractor.prompt={variant!r} is unknown: use default or one of {known}")
+    return ExtractorPrompts.load(path)
+
+
+def _sampling(role: RoleConfig, codec: ChatCodec, *, seed: int, constrained: bool = False) -> SamplingParams:
+    s = role.sampling
+    return SamplingParams(
+        max_new_tokens=s.max_new_tokens,
+        temperature=s.temperature,
+        top_p=s.top_p,
+        top_k=s.top_k,
+        stop_ids=codec.stop_ids,
+        seed=seed,
+        constrained=constrained,
+    )
+
+
+def _role(
+    config: Config, name: str, role: RoleConfig, codec: ChatCodec, trie: ActionTrie | None, shell: Shell, stack: contextlib.ExitStack
+) -> Role:
+    from crl_jax.serving.jetstream_engine import JetStreamEngine  # imports JetStream, so only where an engine is made
+
+    model = preset(role.model, vocab_size=codec.tokenizer.vocab_size if role.weights == "random" or role.model == "micro" else None)
+    mesh = _mesh(role.mesh)
+    check_divisible(model, mesh)
+    params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"))
+    steps = config.run.steps if name == "actor" else max(config.run.steps, 2)
+    o = role.optimizer
+    optimizer = make_optimizer(
+        make_schedule(o.schedule, o.lr, steps=max(steps, o.warmup_steps + 1), warmup_steps=o.warmup_steps),
+        b1=o.b1,
+        b2=o.b2,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
+        clip_norm=o.clip_norm,
+    )
+    engine = JetStreamEngine(model, max_slots=role.slots, max_length=role.max_length, trie=trie)
+    sampler: Sampler = EngineSampler(engine, params, request_timeout_s=config.run.collect_timeout_s)
+    stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
+    rows = config.run.groups_per_step * config.run.group_size if name == "actor" else config.extractor.batch_size
+    turns = config.env.max_turns if name == "actor" else 1
+    return Role(
+        name,
+        model_config=model,
+        params=params,
+        optimizer=optimizer,
+        objective=_objective(config, name),
+        sampler=sampler,
+        buckets=Buckets.of(rows=rows, max_length=role.max_length, max_tokens=turns * role.sampling.max_new_tokens),
+        temperature=role.sampling.temperature,
+        allowed=None if trie is None else trie.allowed,
+        mesh=mesh,
+        microbatches=role.microbatches,
+        remat=role.remat,
+    )
+
+
+def _mesh(m: MeshConfig) -> jax.sharding.Mesh:
+    """The first devices that the axes need; ``data`` 0 takes all that are left."""
+    devices = jax.devices()
+    data = m.data or max(1, len(devices) // (m.fsdp * m.tensor))
+    return make_mesh(data, m.fsdp, m.tensor, devices[: data * m.fsdp * m.tensor])
+
+
+def _objective(config: Config, name: str) -> objective.Objective:
+    if name == "actor":
+        a = config.actor.loss
+        return objective.actor(ratio=a.ratio, clip_low=a.clip_low, clip_high=a.clip_high, aggregation=a.aggregate)
+    e = config.extractor.loss
+    return objective.extractor(eps_low=e.eps_low, eps_high=e.eps_high, aggregation=e.aggregate)
+
+
+def _manager(
+    config: Config, folder: pathlib.Path, sampler: Sampler, codec: ChatCodec, shell: Shell, stack: contextlib.ExitStack
+) -> ExperienceManager:
+    b, e = config.bank, config.extractor
+    embedder = MiniLM()
+    store = Store.open(folder / "bank.sqlite")
+    stack.callback(store.close)
+    make_index: functools.partial[Index] = functools.partial(ScannIndex, embedder.dim)
+    manager = ExperienceManager(
+        store=store,
+        embedder=embedder,
+        make_index=make_index,
+        sampler=sampler,
+        render=codec.render,
+        decode=codec.decode,
+        buffer=TrainingBuffer(
+            batch_size=e.batch_size, capacity=e.buffer_capacity, max_age_steps=e.max_age_steps, parse_failure_reward=e.parse_failure_reward
+        ),
+        prompts=_extractor_prompts(e.prompt),
+        options=ManagerOptions(
+            sampling=_sampling(e, codec, seed=derive_seed(config.run.seed, "extractor")),
+            diversity=Diversity(
+                k=b.top_k,
+                oversample=b.candidate_multiplier,
+                lambda_count=b.lambda_count,
+                recent_steps=b.recent_steps,
+                min_similarity=b.min_similarity,
+            ),
+            write=WritePolicy(
+                capacity=b.capacity,
+                eviction=Eviction(b.eviction),
+                dedup_cosine=b.dedup_threshold or 2.0,
+                keep_better=b.dedup_keep == "better",
+            ),
+            max_ops=e.max_ops,
+            max_prompt_tokens=e.max_length - e.sampling.max_new_tokens,
+            queue_size=4 * config.run.groups_per_step * config.run.group_size,
+            distil_concurrency=e.concurrency,
+            merge_every_steps=b.merge_every,
+            merge_chunk=b.merge_chunk,
+            query_batch=b.query_batch,
+            query_wait_s=b.query_wait_ms / 1000,
+            search_workers=b.search_workers,
+            sample_timeout_s=config.run.collect_timeout_s,
+            seed=derive_seed(config.run.seed, "bank"),
+        ),
+    )
+    shell.call(manager.start(), 120.0, "opening the experience bank")
+    stack.callback(lambda: shell.call(manager.aclose(), 60.0, "closing the experience bank"))
+    return manager

@@ -1,0 +1,151 @@
+"""Saves, finds, restores and prunes the checkpoints of a run.
+
+Owns: the layout ``root/step_00000012/{arrays/NAME/, records/NAME.json, manifest.json}``.
+Promises: a step counts only once its manifest is there, so a kill at any point leaves the previous step the latest; ``save`` blocks until
+the step is committed and raises its errors in the caller; values, dtypes and shardings come back as they were; only JSON and Orbax array
+files are ever read.
+Does not: save in the background. A save is short beside a step, and the caller may donate its buffers right after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from crl_jax.checkpoint import manifest as manifests
+from crl_jax.checkpoint.arrays import read_tree, write_tree
+from crl_jax.checkpoint.manifest import CheckpointError, Manifest
+from crl_jax.checkpoint.paths import inside
+
+_STEP = re.compile(r"step_(\d{8,})")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint in memory: the step it was saved after, its trees, its JSON records."""
+
+    step: int
+    arrays: dict[str, Any]
+    records: dict[str, Any]
+
+
+def save(
+    root: pathlib.Path, step: int, arrays: Mapping[str, Any], records: Mapping[str, Any], *, keep_last: int | None = None
+) -> pathlib.Path:
+    """Writes the checkpoint of ``step`` (the number of finished steps) and returns its folder.
+
+    ``arrays`` are pytrees of JAX or NumPy arrays, ``records`` anything JSON can hold exactly. A half-written folder of the same step is
+    replaced. With ``keep_last`` older steps are pruned afterwards. Raises ValueError for a bad name, CheckpointError if the step exists,
+    OSError from the disk.
+    """
+    for name in (*arrays, *records):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no checkpoint part: use lower-case letters, digits and _")
+    folder = _folder(root, step)
+    if (folder / manifests.NAME).exists():
+        raise CheckpointError(f"step {step} is already saved in {root}: a finished checkpoint is never overwritten")
+    if folder.exists():
+        shutil.rmtree(folder)
+    (folder / "records").mkdir(parents=True)
+    (folder / "arrays").mkdir()
+    digests: dict[str, str] = {}
+    for name, record in records.items():
+        path = folder / "records" / f"{name}.json"
+        path.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        digests[f"records/{name}.json"] = manifests.digest_of(path)
+    leaves = {name: write_tree(folder / "arrays" / name, tree) for name, tree in arrays.items()}
+    manifests.write(folder, Manifest(step, leaves, tuple(records), manifests.list_files(folder), digests))
+    if keep_last is not None:
+        prune(root, keep_last)
+    return folder
+
+
+def latest(root: pathlib.Path) -> int | None:
+    """The newest step that is complete and passes ``verify``; None if there is none.
+
+    Half-written steps (no manifest) are what a kill leaves and are passed over. A step whose manifest is there but whose files are not as
+    it says is passed over with a RuntimeWarning that names the damage.
+    """
+    for step in sorted(_steps(root), reverse=True):
+        try:
+            _verified(root, step)
+        except CheckpointError as error:
+            if _has_manifest(root, step):
+                warnings.warn(f"checkpoint skipped: {error}", RuntimeWarning, stacklevel=2)
+            continue
+        return step
+    return None
+
+
+def restore(root: pathlib.Path, step: int, like: Mapping[str, Any]) -> Restored:
+    """The checkpoint of ``step``; ``like`` has a template tree (arrays or ``ShapeDtypeStruct``) for every tree in it.
+
+    Raises CheckpointError if the step is missing, incomplete, damaged or holds foreign files, or if a tree's keys, shapes or dtypes differ.
+    """
+    manifest = _verified(root, step)
+    if set(like) != set(manifest.leaves):
+        raise CheckpointError(f"step {step} holds the trees {sorted(manifest.leaves)}, asked for {sorted(like)}")
+    folder = _folder(root, step)
+    arrays = {name: read_tree(folder / "arrays" / name, manifest.leaves[name], tree, name) for name, tree in like.items()}
+    return Restored(step, arrays, _records(folder, manifest))
+
+
+def read_records(root: pathlib.Path, step: int) -> dict[str, Any]:
+    """Only the JSON records of ``step`` (verified), e.g. to look at a checkpoint without building its models."""
+    return _records(_folder(root, step), _verified(root, step))
+
+
+def prune(root: pathlib.Path, keep_last: int) -> list[int]:
+    """Deletes all but the newest ``keep_last`` complete steps, and half-written steps older than the newest complete one.
+
+    Returns the steps deleted.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be 1 or more, got {keep_last}")
+    complete = sorted(step for step in _steps(root) if _has_manifest(root, step))
+    if not complete:
+        return []
+    stale = [step for step in _steps(root) if step not in complete and step < complete[-1]]
+    doomed = sorted([*complete[:-keep_last], *stale])
+    for step in doomed:
+        folder = _folder(root, step)
+        (folder / manifests.NAME).unlink(missing_ok=True)  # first, so a kill in between leaves a half-written step, not a damaged one
+        shutil.rmtree(folder)
+    return doomed
+
+
+def _folder(root: pathlib.Path, step: int) -> pathlib.Path:
+    if step < 0:
+        raise ValueError(f"a step is 0 or more, got {step}")
+    return inside(root, f"step_{step:08d}")
+
+
+def _steps(root: pathlib.Path) -> list[int]:
+    if not root.is_dir():
+        return []
+    found = (_STEP.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
+    return [int(match[1]) for match in found if match]
+
+
+def _has_manifest(root: pathlib.Path, step: int) -> bool:
+    return (_folder(root, step) / manifests.NAME).exists()
+
+
+def _verified(root: pathlib.Path, step: int) -> Manifest:
+    folder = _folder(root, step)
+    manifest = manifests.read(folder)
+    if manifest is None:
+        raise CheckpointError(f"step {step} in {root} is missing or half-written (no {manifests.NAME})")
+    manifests.verify(folder, manifest)
+    return manifest
+
+
+def _records(folder: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+    return {name: json.loads(inside(folder, f"records/{name}.json").read_text(encoding="utf-8")) for name in manifest.records}

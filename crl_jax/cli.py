@@ -1,0 +1,189 @@
+"""The command line: ``crl COMMAND ...``.
+
+Owns: argument parsing and exit codes (0 done, 1 the run or check failed, 2 wrong usage or configuration).
+Promises: nothing heavy is imported before a command needs it, so ``crl --help`` answers at once; a configuration error is one readable
+message.
+Does not: contain logic; each command calls one function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crl_jax.config import Config
+
+_OVERRIDES = "settings changed for this run, e.g. run.steps=20 actor.optimizer.lr=1e-5"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    from crl_jax.config.parse import ConfigError
+
+    args = parser().parse_args(argv)
+    try:
+        return int(args.run(args) or 0)
+    except ConfigError as error:
+        print(f"crl: {error}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    top = argparse.ArgumentParser(prog="crl", description="Complementary reinforcement learning in JAX.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    train = _with_config(_command(commands, "train", _train, "train an actor and an extractor"))
+    train.add_argument("--resume", action="store_true", help="continue from the newest complete checkpoint of the run's folder")
+    train.add_argument("--profile-steps", metavar="A:B", help="write a profiler trace of steps A to B-1 for TensorBoard")
+    evaluate = _with_config(_command(commands, "eval", _eval, "evaluate a checkpoint with and without experience"))
+    evaluate.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest complete one)")
+    _with_config(_command(commands, "warmstart", _warmstart, "teach a fresh model the words of the environments before training"))
+    bench = _command(commands, "bench", _bench, "measure one thing and print a result object")
+    bench.add_argument("name", help="what to measure")
+    bench.add_argument("options", nargs="*", metavar="key=value", help="its options")
+    report = _command(commands, "report", _report, "print the table of a run again")
+    report.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
+    report.add_argument("--json", type=pathlib.Path, help="also write the result object here")
+    _config_commands(commands)
+    _env_commands(commands)
+    _bank_commands(commands)
+    _command(commands, "doctor", _doctor, "say what is installed, what is missing and how to install it")
+    return top
+
+
+def _config_commands(commands: Any) -> None:
+    config = commands.add_parser("config", help="look at a configuration").add_subparsers(required=True, metavar="ACTION")
+    _with_config(_command(config, "show", _config_show, "print the whole resolved configuration as YAML"))
+    _with_config(_command(config, "check", _config_check, "check a configuration without running it"))
+
+
+def _env_commands(commands: Any) -> None:
+    envs = commands.add_parser("envs", help="look at the environments").add_subparsers(required=True, metavar="ACTION")
+    listing = _command(envs, "ls", _envs_ls, "list environments and their goals")
+    listing.add_argument("prefix", nargs="?", default="", help="only names that start with this")
+    play = _command(envs, "play", _envs_play, "play one episode at the keyboard")
+    play.add_argument("name", help="a name from `crl envs ls`")
+    play.add_argument("options", nargs="*", metavar="key=value", help="options of the environment, e.g. style=full max_turns=20")
+    play.add_argument("--seed", type=int, default=0)
+
+
+def _bank_commands(commands: Any) -> None:
+    bank = commands.add_parser("bank", help="look at the experience bank of a run").add_subparsers(required=True, metavar="ACTION")
+    for name, run, text in (
+        ("ls", _bank_ls, "list entries, newest first"),
+        ("show", _bank_show, "show one entry and the generation that wrote it"),
+        ("stats", _bank_stats, "count entries and how often they were read"),
+    ):
+        command = _command(bank, name, run, text)
+        command.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
+        if name == "show":
+            command.add_argument("id", help="an entry's id from `crl bank ls`")
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.set_defaults(run=run)
+    return command
+
+
+def _with_config(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    command.add_argument("config", type=pathlib.Path, help="a YAML file, e.g. configs/quickstart.yaml")
+    command.add_argument("overrides", nargs="*", metavar="section.key=value", help=_OVERRIDES)
+    return command
+
+
+def _load(args: argparse.Namespace, *more: str) -> Config:
+    from crl_jax.config import load
+
+    return load(args.config, [*args.overrides, *more])
+
+
+def _train(args: argparse.Namespace) -> int:
+    more: list[str] = []
+    if args.profile_steps:
+        from crl_jax.config import ConfigError
+        from crl_jax.telemetry.profiler import parse_window
+
+        try:
+            more.append(f"telemetry.profile_steps={list(parse_window(args.profile_steps))}")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    config = _load(args, *more)
+    return importlib.import_module("crl_jax.train").main(config, resume=args.resume)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    return importlib.import_module("crl_jax.evaluate").main(_load(args), step=args.step)
+
+
+def _warmstart(args: argparse.Namespace) -> int:
+    return importlib.import_module("crl_jax.warmstart").main(_load(args))
+
+
+def _bench(args: argparse.Namespace) -> int:
+    return importlib.import_module("crl_jax.bench").main(args.name, args.options)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from crl_jax.telemetry.report import print_report
+
+    return print_report(args.folder, json_path=args.json)
+
+
+def _config_show(args: argparse.Namespace) -> int:
+    from crl_jax.config import to_yaml
+
+    print(to_yaml(_load(args)), end="")
+    return 0
+
+
+def _config_check(args: argparse.Namespace) -> int:
+    _load(args)
+    print(f"{args.config}: ok")
+    return 0
+
+
+def _envs_ls(args: argparse.Namespace) -> int:
+    from crl_jax.browse import list_envs
+
+    return list_envs(args.prefix)
+
+
+def _envs_play(args: argparse.Namespace) -> int:
+    from crl_jax.browse import play_env
+
+    return play_env(args.name, args.options, args.seed)
+
+
+def _bank_ls(args: argparse.Namespace) -> int:
+    from crl_jax.browse import list_bank
+
+    return list_bank(args.folder)
+
+
+def _bank_show(args: argparse.Namespace) -> int:
+    from crl_jax.browse import show_entry
+
+    return show_entry(args.folder, args.id)
+
+
+def _bank_stats(args: argparse.Namespace) -> int:
+    from crl_jax.browse import bank_stats
+
+    return bank_stats(args.folder)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    del args
+    from crl_jax.doctor import doctor
+
+    return doctor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Relations between fields that no single type can express.
+
+Owns: ``check``, a list of rules over a finished ``Config``.
+Promises: every problem is reported (not only the first), names the keys and says what to write instead.
+Does not: open files or ask for devices, so a recipe for a pod is checked on a laptop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from crl_jax.config.roles import RoleConfig
+from crl_jax.config.schema import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigProblem:
+    """One contradiction: the key it is about and the message with the fix."""
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"`{self.key}`: {self.message}"
+
+
+def check(config: Config) -> list[ConfigProblem]:
+    """All problems of ``config``; an empty list means it can be run."""
+    found = [*_positive(config), *_group(config), *_names(config), *_bank(config), *_extractor(config), *_telemetry(config)]
+    for name, role in (("actor", config.actor), ("extractor", config.extractor)):
+        found += _role(name, role)
+    return [ConfigProblem(key, message) for key, message in found]
+
+
+Found = Iterator[tuple[str, str]]
+
+
+def _positive(c: Config) -> Found:
+    for key, value in (
+        ("run.steps", c.run.steps),
+        ("run.groups_per_step", c.run.groups_per_step),
+        ("run.keep_last", c.run.keep_last),
+        ("env.max_turns", c.env.max_turns),
+        ("run.collect_timeout_s", c.run.collect_timeout_s),
+        ("env.call_timeout_s", c.env.call_timeout_s),
+        ("bank.capacity", c.bank.capacity),
+        ("bank.candidate_multiplier", c.bank.candidate_multiplier),
+        ("bank.query_batch", c.bank.query_batch),
+        ("bank.search_workers", c.bank.search_workers),
+        ("extractor.batch_size", c.extractor.batch_size),
+        ("extractor.concurrency", c.extractor.concurrency),
+        ("extractor.max_ops", c.extractor.max_ops),
+    ):
+        if value <= 0:
+            yield key, f"must be positive, got {value}"
+    for key, value in (
+        ("run.seed", c.run.seed),
+        ("run.max_lag", c.run.max_lag),
+        ("run.eval_every", c.run.eval_every),
+        ("run.save_every", c.run.save_every),
+        ("run.deadline_s", c.run.deadline_s),
+        ("env.count", c.env.count),
+        ("env.size", c.env.size),
+        ("env.workers", c.env.workers),
+        ("bank.warmup_steps", c.bank.warmup_steps),
+        ("bank.merge_every", c.bank.merge_every),
+        ("bank.query_wait_ms", c.bank.query_wait_ms),
+        ("ask.max_uses", c.ask.max_uses),
+    ):
+        if value < 0:
+            yield key, f"must be 0 or more, got {value}"
+
+
+def _group(c: Config) -> Found:
+    run = c.run
+    if run.group_size < 2:
+        yield "run.group_size", f"{run.group_size} makes every advantage 0 (the baseline is the group's mean): use 2 or more"
+    if not 0 <= run.guided_fraction <= 1:
+        yield "run.guided_fraction", f"is a share, 0 to 1, got {run.guided_fraction}"
+    elif run.method != "baseline":
+        guided = run.guided_fraction * run.group_size
+        halves = (round(guided), run.group_size - round(guided))
+        if abs(guided - round(guided)) > 1e-6:
+            yield "run.group_size", f"{run.group_size} x guided_fraction {run.guided_fraction} is no whole number: use an even group_size"
+        elif c.actor.loss.advantage_over == "subgroup" and 1 in halves:
+            yield (
+                "run.group_size",
+                f"a half of one episode always has advantage 0 (halves {halves}): make both 2 or more",
+            )
+    if run.sync and run.max_lag > 0:
+        yield "run.max_lag", f"a synchronous run has lag 0, got {run.max_lag}: set run.max_lag=0 or run.sync=false"
+    if c.actor.sampling.temperature == 0 and run.group_size > 1:
+        yield (
+            "actor.sampling.temperature",
+            "0 makes all episodes of a group equal, so nothing is learned: use e.g. 1.0",
+        )
+    episodes = run.groups_per_step * run.group_size
+    if c.actor.microbatches > 0 and episodes % c.actor.microbatches:
+        yield "actor.microbatches", f"{c.actor.microbatches} does not divide the {episodes} episodes of a step: use a divisor"
+    if run.eval_every and run.eval_episodes <= 0:
+        yield "run.eval_episodes", "must be positive when run.eval_every is set"
+
+
+def _names(c: Config) -> Found:
+    name = c.run.name
+    if not name or name in (".", "..") or any(ch in name for ch in "/\\\0"):
+        yield "run.name", f"{name!r} is no plain folder name: the run's files must stay inside run.dir"
+    if ".." in c.run.dir.replace("\\", "/").split("/") or not c.run.dir:
+        yield "run.dir", f"{c.run.dir!r}: name a folder without `..`"
+    if bool(c.env.names) == bool(c.env.family):
+        yield "env.names", "give either env.names (a list) or env.family, not both and not neither"
+    for task in c.env.names:
+        if task.startswith("/") or ".." in task.split("/"):
+            yield "env.names", f"{task!r} is no registry name"
+
+
+def _role(name: str, r: RoleConfig) -> Found:
+    s, o = r.sampling, r.optimizer
+    if s.temperature < 0:
+        yield f"{name}.sampling.temperature", f"must be 0 or more, got {s.temperature}"
+    if not 0 < s.top_p <= 1:
+        yield f"{name}.sampling.top_p", f"must be in (0, 1], got {s.top_p}"
+    if s.top_k < 0:
+        yield f"{name}.sampling.top_k", f"must be 0 (off) or more, got {s.top_k}"
+    if s.max_new_tokens <= 0 or s.max_new_tokens >= r.max_length:
+        yield (
+            f"{name}.sampling.max_new_tokens",
+            f"{s.max_new_tokens} leaves no room for a prompt in {name}.max_length {r.max_length}: use 1 to {r.max_length - 1}",
+        )
+    if o.lr < 0 or o.eps <= 0 or o.weight_decay < 0 or o.clip_norm < 0 or o.warmup_steps < 0:
+        yield f"{name}.optimizer", "lr, weight_decay, clip_norm and warmup_steps must be 0 or more, eps above 0"
+    if not (0 <= o.b1 < 1 and 0 <= o.b2 < 1):
+        yield f"{name}.optimizer", f"b1 and b2 must be in [0, 1), got {o.b1} and {o.b2}"
+    if r.microbatches <= 0 or r.slots <= 0:
+        yield name, "microbatches and slots must be positive"
+    if r.mesh.data < 0 or r.mesh.fsdp < 1 or r.mesh.tensor < 1:
+        yield f"{name}.mesh", "axis sizes must be positive (data may be 0: all devices that are left)"
+
+
+def _extractor(c: Config) -> Found:
+    e = c.extractor
+    for key, low, high in (
+        ("actor.loss.clip", c.actor.loss.clip_low, c.actor.loss.clip_high),
+        ("extractor.loss.eps", e.loss.eps_low, e.loss.eps_high),
+    ):
+        if not 0 <= low <= 1 or high < 0:
+            yield f"{key}_low", f"the ratio is clipped to [1 - {low}, 1 + {high}]: low must be in [0, 1], high must be 0 or more"
+        if high >= 1:
+            yield f"{key}_high", f"is relative: the cap is 1 + {high} = {1 + high}; for a cap of {high} write {high - 1:g}"
+    if c.run.method == "baseline":
+        return
+    if c.run.method != "static" and e.sampling.temperature == 0:
+        yield "extractor.sampling.temperature", "0 gives the learner no log-probabilities to weigh: use e.g. 1.0"
+    if e.batch_size > e.buffer_capacity:
+        yield "extractor.buffer_capacity", f"{e.buffer_capacity} can never hold a batch of {e.batch_size}: use {e.batch_size} or more"
+    if e.microbatches > 0 and e.batch_size % e.microbatches:
+        yield "extractor.microbatches", f"{e.microbatches} does not divide batch_size {e.batch_size}: use a divisor"
+    if e.max_age_steps < 1:
+        yield "extractor.max_age_steps", f"must be 1 or more, got {e.max_age_steps}"
+    if e.loss.alpha < 0 or e.loss.cooldown_steps < 0:
+        yield "extractor.loss", "alpha and cooldown_steps must be 0 or more"
+
+
+def _bank(c: Config) -> Found:
+    b = c.bank
+    if b.top_k < 1 or b.top_k > b.capacity:
+        yield "bank.top_k", f"must be 1 to bank.capacity ({b.capacity}), got {b.top_k}"
+    if b.merge_every and b.merge_chunk < 2:
+        yield "bank.merge_chunk", f"a merge needs 2 or more entries, got {b.merge_chunk}"
+    if not -1 <= b.min_similarity <= 1 or not 0 <= b.dedup_threshold <= 1:
+        yield "bank.min_similarity", "cosines: min_similarity in [-1, 1], dedup_threshold in [0, 1] (0 = off)"
+    if b.lambda_count < 0 or b.recent_steps < 0:
+        yield "bank.lambda_count", "lambda_count and recent_steps must be 0 or more"
+    if c.ask.enabled and c.run.method == "baseline":
+        yield "ask.enabled", "the baseline has no bank to ask: set ask.enabled=false or another run.method"
+    if c.ask.enabled and c.env.constrained:
+        yield (
+            "ask.enabled",
+            "a question is no environment action, so constrained sampling cannot produce it: set env.constrained=false",
+        )
+
+
+def _telemetry(c: Config) -> Found:
+    window = c.telemetry.profile_steps
+    if window is not None and not 0 <= window[0] < window[1]:
+        yield "telemetry.profile_steps", f"[first, end) must not be empty, got {list(window)}"
+    if c.telemetry.text_every < 0:
+        yield "telemetry.text_every", f"must be 0 or more, got {c.telemetry.text_every}"

@@ -1,0 +1,109 @@
+"""Settings of the two language models: the actor and the extractor.
+
+Owns: the frozen dataclasses below ``actor:`` and ``extractor:``.
+Promises: plain data with the paper's values as defaults where the paper gives one; ranges over several fields are checked in ``check``.
+Does not: name a device or open a weight file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Aggregate = Literal["token_mean", "seq_mean_token_mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How one model samples during training. Log-probabilities are recorded at ``temperature``."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0  # 1 = off
+    top_k: int = 0  # 0 = off
+    max_new_tokens: int = 64  # per turn (actor), per generation (extractor)
+    stop_strings: tuple[str, ...] = ()  # besides the chat template's own stop tokens; the stop text is kept in the ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule. The schedule is as long as ``run.steps``, never a default length."""
+
+    lr: float = 1e-6
+    weight_decay: float = 0.0
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    clip_norm: float = 1.0  # global norm of the final gradient; 0 = no clipping
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0  # optimiser steps of linear warm-up from 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Sizes of the device mesh axes; their product is the number of devices the role trains on. 0 for ``data`` takes all that are left."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorLossConfig:
+    """GRPO (paper Eq. 5): the clipped surrogate with advantages over the guided and the free half of each group."""
+
+    ratio: Literal["token", "sequence"] = "token"
+    clip_low: float = 0.2  # ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    aggregate: Aggregate = "seq_mean_token_mean"
+    normalise: Literal["mean", "mean_std"] = "mean_std"  # mean: A = r - mean; mean_std: divided by the standard deviation too
+    advantage_over: Literal["subgroup", "group"] = "subgroup"  # group = the cross-group ablation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractorLossConfig:
+    """CISPO (paper Eq. 3) with the training-count reweighting of Eq. 7, ``w = (1 + count)^-alpha``."""
+
+    eps_low: float = 0.1  # the stopped weight is clip(ratio, 1 - eps_low, 1 + eps_high): eps_high is relative, not the cap itself
+    eps_high: float = 0.1
+    aggregate: Aggregate = "token_mean"
+    alpha: float = 0.5
+    cooldown_steps: int = 1  # a generation trained less than this many steps ago has weight 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleConfig:
+    """What the actor and the extractor have in common."""
+
+    model: str = "micro"  # preset name of crl_jax.models
+    weights: str = "random"  # "random", "builtin:NAME" (shipped, or files of an installed package), or a path
+    tokenizer: str = "builtin:micro"  # "builtin:NAME", or the path of a saved vocabulary
+    prompt: str = "default"  # prompt variant
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    max_length: int = 1024  # tokens of one whole sequence: prompt, observations and replies
+    microbatches: int = 1  # gradient accumulation; the update is the same for every value
+    remat: bool = False  # recompute activations in the backward pass
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    slots: int = 16  # sequences decoded together by the engine
+    engine: Literal["jetstream"] = "jetstream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig(RoleConfig):
+    """The policy that acts in the environments."""
+
+    loss: ActorLossConfig = field(default_factory=ActorLossConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractorConfig(RoleConfig):
+    """The model that reads finished episodes and writes experiences."""
+
+    loss: ExtractorLossConfig = field(default_factory=ExtractorLossConfig)
+    batch_size: int = 64  # generations of one extractor update
+    buffer_capacity: int = 256  # credited generations waiting; above it the oldest is dropped and counted
+    max_ops: int = 3  # operations one generation may ask for; more is a parse failure
+    max_age_steps: int = 16  # a generation that waited longer is dropped and counted
+    parse_failure_reward: float = -1.0  # reward of a generation that was not well formed
+    submit: Literal["all", "guided", "success"] = "all"  # which finished episodes are distilled
+    concurrency: int = 8  # distillations in flight

@@ -1,0 +1,117 @@
+"""The whole configuration of a run as one frozen value.
+
+Owns: the dataclasses below ``run:``, ``env:``, ``bank:``, ``ask:`` and ``telemetry:``, and ``Config`` that holds all sections.
+Promises: every field has a type that ``load`` enforces and a default; the hyper-parameters' defaults are the paper's where it gives them.
+Does not: check relations between fields (``check``) or read files (``load``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from crl_jax.config.roles import ActorConfig, ExtractorConfig
+
+Method = Literal["baseline", "static", "exp_only", "complementary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What to run, for how long, and where its files go.
+
+    ``method``: ``baseline`` = GRPO without a bank; ``static`` = the bank grows but the extractor is not trained; ``exp_only`` = the
+    extractor is trained but the actor is not; ``complementary`` = both are trained.
+    """
+
+    name: str = "run"
+    dir: str = "runs"  # run files lie in dir/name
+    seed: int = 42
+    steps: int = 128  # actor steps
+    groups_per_step: int = 16  # one group = one task instance
+    group_size: int = 8  # episodes of one group
+    guided_fraction: float = 0.5  # share of each group that reads experiences
+    max_lag: int = 1  # newest weight version minus the version an episode started with, at most; 0 = on-policy
+    method: Method = "complementary"
+    sync: bool = False  # True: collect, learn and distil in turn; a seed then fixes every number
+    eval_every: int = 16  # steps; 0 = never
+    eval_episodes: int = 64
+    save_every: int = 16  # steps; 0 = only at the end
+    keep_last: int = 3  # checkpoints kept
+    collect_timeout_s: float = 600.0  # one batch of episodes, one generation, one bank call: longer is an error, not a wait
+    deadline_s: float = 0.0  # stop cleanly (save, report) after this long; 0 = no limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """Which tasks, how they are shown, and how their processes are run.
+
+    Tasks are either listed by registry name (``names``) or drawn from a ``family`` (its ``split``, ``count`` of them).
+    """
+
+    names: tuple[str, ...] = ()
+    family: str = ""
+    split: Literal["train", "heldout"] = "train"
+    count: int = 0  # tasks drawn from the family; 0 = all
+    style: Literal["full", "compact"] = "compact"
+    max_turns: int = 30
+    hazards: Literal["none", "trap", "monster", "both"] = "none"  # dungeon only
+    kind: Literal["room", "maze"] = "room"  # dungeon only
+    size: int = 0  # dungeon only: side of the level in squares; 0 = the family's default
+    workers: int = 0  # environment processes; 0 = inside the collector's process
+    call_timeout_s: float = 10.0  # one reset or step
+    action_format: Literal["bare", "tagged"] = "bare"
+    action_prefix: str = ""  # text before every action of the constraint, e.g. a space the tokenizer wants
+    constrained: bool = False  # sample only actions the environment knows
+
+
+@dataclass(frozen=True, kw_only=True)
+class BankConfig:
+    """The experience bank: what it keeps, how it retrieves (paper Eq. 6), and how often entries are merged."""
+
+    capacity: int = 20_000
+    eviction: Literal["fifo", "lru", "utility"] = "fifo"
+    top_k: int = 1  # experiences placed in one prompt
+    candidate_multiplier: int = 16  # top_k times this many candidates are re-ranked
+    lambda_count: float = 0.4  # score = -rank - lambda_count * log(1 + times shown) - [shown recently]
+    recent_steps: int = 1  # "recently" = in the last this many steps
+    min_similarity: float = -1.0  # cosine below which nothing is shown
+    dedup_threshold: float = 0.0  # cosine from which two entries are duplicates; 0 = off
+    dedup_keep: Literal["newer", "better"] = "newer"  # better = the one whose readers succeeded more often
+    merge_every: int = 5  # steps; 0 = never
+    merge_chunk: int = 5  # entries merged by one generation
+    query_batch: int = 16  # queries searched together
+    query_wait_ms: float = 1.0  # how long a query waits for others
+    search_workers: int = 4
+    embedder: str = "builtin:minilm"
+    warmup_steps: int = 5  # steps in which episodes are distilled but nobody reads the bank
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskConfig:
+    """Search-and-ask: the actor's question to the bank during an episode."""
+
+    enabled: bool = False
+    max_uses: int = 2  # per episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetryConfig:
+    """Where metrics go."""
+
+    jsonl: bool = True
+    tensorboard: bool = True
+    text_every: int = 10  # steps between sample transcripts; 0 = never
+    profile_steps: tuple[int, int] | None = None  # [first, end): a profiler trace of these steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything about a run."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    extractor: ExtractorConfig = field(default_factory=ExtractorConfig)
+    bank: BankConfig = field(default_factory=BankConfig)
+    ask: AskConfig = field(default_factory=AskConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

@@ -1,0 +1,42 @@
+"""Evaluation: fixed tasks, with and without experience, greedy and sampled, against a bank that is only read.
+
+Promises: the same tasks and seeds at every evaluation of a run; nothing is counted, distilled, credited or asked; with and without experience are paired.
+Does not: touch the learners.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from crl_jax.records import Sum
+from crl_jax.rollout.assemble import success_rate
+
+if TYPE_CHECKING:
+    from crl_jax.build import Run
+
+
+def evaluate(run: Run, *, step: int) -> dict[str, Any]:
+    """Evaluate and log under ``eval/<set>/<with|without>/<greedy|sampled>`` (success) and ``.../turns``; returns the metrics.
+
+    Sets: ``known`` (unseen episodes of the training environments) and ``heldout`` (environments never visited), as the configuration has them.
+    """
+    sampled = dataclasses.replace(run.collector.settings.sampling, seed=run.config.run.seed)
+    modes = {"greedy": dataclasses.replace(sampled, temperature=0.0), "sampled": sampled}
+    metrics: dict[str, Any] = {}
+    for name, tasks in run.eval_sets.items():
+        for guided in (False, True) if run.manager is not None else (False,):
+            for mode, sampling in modes.items():
+                kind = "with" if guided else "without"
+                episodes = run.shell.call(
+                    run.collector.evaluate(tasks, name=f"eval/{name}/{mode}", guided=guided, sampling=sampling),
+                    run.collect_deadline_s,
+                    f"evaluation {name} {kind} experience",
+                )
+                won, played = success_rate(episodes)
+                key = f"eval/{name}/{kind}/{mode}"
+                metrics[key] = Sum(won, played)
+                metrics[f"{key}/turns"] = Sum(sum(len(e.turns) for e in episodes), played)
+                metrics[f"{key}/read"] = Sum(sum(bool(e.shown) for e in episodes), len(episodes))
+    run.trackers.log(step, metrics)
+    return metrics

@@ -1,0 +1,144 @@
+"""The extractor's training buffer: which generations have evidence, and how much.
+
+Owns: the way from an episode to the generations that deserve its outcome, the sums of rewards, the training counts of paper Eq. 7.
+Promises: a generation is credited once per episode, and only by episodes that were shown an entry it wrote or were given its answer; a
+batch is popped oldest first; what leaves unused (capacity, age) is counted; the whole buffer goes to JSON and back unchanged. Does not:
+hold token ids (the store does), compute advantages or weights (``losses``), or read a clock: age is in training steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from crl_jax.records import Episode, Experience, Generation, Status
+
+
+class Sample(NamedTuple):
+    """One popped generation. ``reward`` is the mean over its ``evidence``; ``train_count`` and ``last_trained_step`` (-1: never) are from
+    before."""
+
+    generation: Generation
+    reward: float
+    evidence: int
+    train_count: int
+    last_trained_step: int
+
+
+@dataclasses.dataclass
+class _Evidence:
+    total: float
+    count: int
+    since_step: int  # when it entered the buffer
+
+
+def credited(episode: Episode, find: Callable[[str], Experience | None]) -> tuple[str, ...]:
+    """Distinct generation ids the episode's outcome belongs to: authors of the entries it was shown, and the answers it was given.
+
+    The way is entry -> operation -> generation, so a merged entry credits the generation that wrote that entry. Episodes with an
+    environment error credit nobody. Entries that ``find`` does not know and answers without a generation (empty id) are skipped.
+    """
+    if episode.status is Status.ENV_ERROR:
+        return ()
+    authors = [entry.generation_id for entry in (find(i) for i in episode.shown) if entry is not None and entry.generation_id]
+    return tuple(dict.fromkeys([*authors, *(generation_id for generation_id in episode.asks if generation_id)]))
+
+
+class TrainingBuffer:
+    """Mutable, and safe to use from several threads: generations with evidence, in the order they entered.
+
+    Rewards are +1 for success, -1 for failure, ``parse_failure_reward`` for a response that could not be read. ``max_age_steps`` limits
+    how long evidence waits in the buffer (0 = no limit). Raises ValueError if a batch cannot fit.
+    """
+
+    def __init__(self, *, batch_size: int, capacity: int, max_age_steps: int = 0, parse_failure_reward: float = -1.0) -> None:
+        if not 1 <= batch_size <= capacity:
+            raise ValueError(f"capacity {capacity} must be at least batch_size {batch_size}, and batch_size at least 1")
+        self._batch_size = batch_size
+        self._capacity = capacity
+        self._max_age_steps = max_age_steps
+        self._parse_failure_reward = parse_failure_reward
+        self._waiting: dict[str, _Evidence] = {}
+        self._trained: dict[str, tuple[int, int]] = {}  # generation id -> (train_count, last_trained_step)
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()  # the manager credits, the learner pops and records
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def ready(self) -> bool:
+        """A whole batch has evidence."""
+        return len(self._waiting) >= self._batch_size
+
+    def credit(self, generation_id: str, *, success: bool, step: int) -> None:
+        """One episode that used this generation ended."""
+        self._enter(generation_id, 1.0 if success else -1.0, step)
+        self.counts["credits"] += 1
+
+    def fail(self, generation_id: str, *, step: int) -> None:
+        """The response could not be read: it enters at once, without waiting for an episode."""
+        self._enter(generation_id, self._parse_failure_reward, step)
+        self.counts["parse_failures"] += 1
+
+    def noop(self) -> None:
+        """A response that changed nothing: neutral, never trained, counted."""
+        self.counts["noops"] += 1
+
+    def _enter(self, generation_id: str, reward: float, step: int) -> None:
+        with self._lock:
+            evidence = self._waiting.get(generation_id)
+            if evidence is None:
+                if len(self._waiting) == self._capacity:
+                    del self._waiting[next(iter(self._waiting))]
+                    self.counts["dropped_capacity"] += 1
+                evidence = self._waiting[generation_id] = _Evidence(0.0, 0, step)
+            evidence.total += reward
+            evidence.count += 1
+
+    def expire(self, step: int) -> None:
+        """Drop evidence that entered more than ``max_age_steps`` before ``step``."""
+        if not self._max_age_steps:
+            return
+        with self._lock:
+            old = [i for i, evidence in self._waiting.items() if step - evidence.since_step > self._max_age_steps]
+            for generation_id in old:
+                del self._waiting[generation_id]
+            self.counts["dropped_age"] += len(old)
+
+    def pop_batch(self, find: Callable[[str], Generation]) -> list[Sample] | None:
+        """The ``batch_size`` oldest generations, removed from the buffer; None until there are that many.
+
+        A popped generation that gets further evidence enters again, with its train count. Call `record_trained` for those actually
+        trained on.
+        """
+        with self._lock:
+            if not self.ready:
+                return None
+            popped = [(i, self._waiting.pop(i), *self._trained.get(i, (0, -1))) for i in list(self._waiting)[: self._batch_size]]
+        return [Sample(find(i), e.total / e.count, e.count, train_count, last) for i, e, train_count, last in popped]
+
+    def record_trained(self, generation_ids: list[str], *, step: int) -> None:
+        """The extractor was updated at ``step`` on these generations (those whose weight of Eq. 7 was not 0)."""
+        with self._lock:
+            for generation_id in generation_ids:
+                self._trained[generation_id] = (self._trained.get(generation_id, (0, -1))[0] + 1, step)
+
+    def to_json(self) -> str:
+        """The whole state; `restore` of it gives an equal buffer."""
+        with self._lock:
+            waiting = [[i, e.total, e.count, e.since_step] for i, e in self._waiting.items()]
+            trained = [[i, count, step] for i, (count, step) in self._trained.items()]
+        return json.dumps({"waiting": waiting, "trained": trained, "counts": dict(self.counts)})
+
+    def restore(self, text: str) -> None:
+        """Replace the state by one of `to_json`."""
+        data = json.loads(text)
+        with self._lock:
+            self._waiting = {i: _Evidence(total, count, since) for i, total, count, since in data["waiting"]}
+            self._trained = {i: (count, step) for i, count, step in data["trained"]}
+            self.counts = Counter(data["counts"])

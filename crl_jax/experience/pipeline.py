@@ -1,0 +1,83 @@
+"""A bounded queue whose items are worked on concurrently and settled in the order they were put.
+
+Owns: the pending count, back-pressure, draining. Promises: ``settle`` runs one item at a time in submission order, so its effects do not
+depend on which work finished first; every wait has a deadline. Does not: catch exceptions: they end the task, and whoever spawned it
+hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class OrderedPipeline(Generic[Item, Result]):
+    """Mutable. ``start`` spawns two tasks; ``pending`` counts items put and not yet settled."""
+
+    def __init__(
+        self,
+        work: Callable[[Item], Coroutine[Any, Any, Result]],
+        settle: Callable[[Result], Awaitable[None]],
+        *,
+        queue_size: int,
+        concurrency: int,
+    ) -> None:
+        self._work = work
+        self._settle = settle
+        self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
+        self._working: asyncio.Queue[asyncio.Task[Result]] = asyncio.Queue(2 * concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._held: set[asyncio.Task[Result]] = set()
+        self.pending = 0
+
+    def start(self, spawn: Spawn) -> None:
+        self._tasks = [spawn(self._feed()), spawn(self._settle_all())]
+
+    async def put(self, item: Item, *, timeout_s: float) -> bool:
+        """False, and the item is not taken, if the queue stays full for ``timeout_s``."""
+        try:
+            await asyncio.wait_for(self._queue.put(item), timeout_s)
+        except TimeoutError:
+            return False
+        self.pending += 1
+        self._idle.clear()
+        return True
+
+    async def idle(self) -> None:
+        """Returns when nothing is pending. The caller sets the deadline."""
+        await self._idle.wait()
+
+    def stop(self) -> int:
+        """Cancel everything; returns how many items were pending."""
+        for task in [*self._tasks, *self._held]:
+            task.cancel()
+        return self.pending
+
+    async def _feed(self) -> None:
+        while True:
+            item = await self._queue.get()
+            await self._slots.acquire()
+            task = asyncio.get_running_loop().create_task(self._work(item))
+            self._held.add(task)
+            task.add_done_callback(self._done)
+            await self._working.put(task)
+
+    def _done(self, task: asyncio.Task[Result]) -> None:
+        self._held.discard(task)
+        self._slots.release()
+
+    async def _settle_all(self) -> None:
+        while True:
+            task = await self._working.get()
+            await self._settle(await task)
+            self.pending -= 1
+            if self.pending == 0:
+                self._idle.set()

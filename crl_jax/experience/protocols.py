@@ -1,0 +1,52 @@
+"""The seams of the experience manager: what it needs from models and chat templates, and nothing more.
+
+Owns: structural types only. The sampler of ``crl_jax.serving`` and the embedder of ``crl_jax.models`` satisfy them without importing this
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from crl_jax.records import Completion, SamplingParams
+
+
+class Message(NamedTuple):
+    """One chat message. ``role`` is system, user or assistant; ``content`` is text in which special tokens are inert."""
+
+    role: str
+    content: str
+
+
+class Render(Protocol):
+    """Chat messages to prompt ids, ending with the opened assistant turn. ``content`` must be encoded without special tokens."""
+
+    def __call__(self, messages: Sequence[Message], /) -> Sequence[int]: ...
+
+
+class Decode(Protocol):
+    """Sampled ids to text; special tokens (the stop token) are left out or appear as text, the parser accepts both after the answer."""
+
+    def __call__(self, ids: Sequence[int], /) -> str: ...
+
+
+class Completer(Protocol):
+    """The part of the Sampler protocol that the extractor needs."""
+
+    async def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion: ...
+
+
+class Embedder(Protocol):
+    """Texts to vectors. ``fingerprint`` names model and pooling: vectors with different fingerprints are never compared."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def embed(self, texts: list[str], /) -> Float[np.ndarray, "n d"]: ...

@@ -1,0 +1,167 @@
+"""The one place that changes the bank: embed, apply, commit, index, in that order, on one thread.
+
+Owns: the current `BankState` and the index that mirrors it. Promises: changes are serialised; a batch is committed before it becomes
+visible, so whatever a search returns is durable; readers take ``state`` by reference and never wait. Does not: talk to the extractor or
+know the event loop (its methods block; the manager runs them in the writer thread).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from crl_jax.experience import bank
+from crl_jax.experience.bank import Author, BankState, Eviction, Problem
+from crl_jax.experience.index import Index
+from crl_jax.experience.protocols import Embedder
+from crl_jax.experience.store import Change, Observation, Store
+from crl_jax.records import BankOp, Experience, Generation, OpKind
+
+
+class Written(NamedTuple):
+    """What a batch did: new entries, removed ids, how many adds were duplicates and how many entries were evicted, and the problems."""
+
+    written: tuple[Experience, ...]
+    retired: tuple[str, ...]
+    duplicates: int
+    evicted: int
+    problems: tuple[Problem, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class WritePolicy:
+    """``capacity`` per namespace. ``dedup_cosine`` > 1 switches de-duplication off; ``keep_better`` keeps an older entry of utility >
+    0.5."""
+
+    capacity: int = 20_000
+    eviction: Eviction = Eviction.FIFO
+    dedup_cosine: float = 0.95
+    keep_better: bool = False
+
+
+class Writer:
+    """Mutable: owns ``state`` and ``index``. Call its methods from one thread at a time."""
+
+    def __init__(self, store: Store, embedder: Embedder, make_index: Callable[[], Index], policy: WritePolicy) -> None:
+        self._store = store
+        self._embedder = embedder
+        self._make_index = make_index
+        self._policy = policy
+        self.state = BankState()
+        self.index = make_index()
+        self.vectors_repaired = 0
+
+    def load(self) -> None:
+        """Take the stored state and index it. Entries without a usable vector (other embedder, damaged bytes) are embedded again and
+        counted."""
+        self._adopt(self._store.load())
+
+    def rewind(self, revision: int) -> None:
+        """Back to a revision of the past (resume from a checkpoint): store, state and a new index."""
+        self._adopt(self._store.rewind(revision))
+
+    def _adopt(self, state: BankState) -> None:
+        vectors, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim)
+        missing = [entry for space in state.spaces.values() for entry in space.values() if entry.id not in vectors]
+        if missing:
+            repaired = dict(zip([e.id for e in missing], self._embedder.embed([e.text for e in missing]), strict=True))
+            self._store.put_vectors(repaired, fingerprint=self._embedder.fingerprint)
+            vectors |= repaired
+            self.vectors_repaired += len(missing)
+        index = self._make_index()
+        for namespace, space in state.spaces.items():
+            index.add(list(space), np.stack([vectors[i] for i in space]), namespace=namespace)
+        old, self.index, self.state = self.index, index, state
+        old.close()
+
+    def write(self, ops: Sequence[BankOp], *, namespace: str, author: Author, generations: Sequence[Generation] = ()) -> Written:
+        """Apply one batch of operations of one generation; ``generations`` are stored in the same transaction."""
+        texts = [op.text for op in ops if op.text.strip()]
+        embedded = dict(zip(texts, self._embedder.embed(texts), strict=True)) if texts else {}
+        batch = _Batch(self.state, namespace, author, self.index, self._policy)
+        for op_index, op in enumerate(ops):
+            vector = embedded.get(op.text)
+            if vector is not None and not (np.isfinite(vector).all() and np.linalg.norm(vector) > 0):
+                batch.problems.append(Problem("unembeddable_text", op.text[:80]))
+            else:
+                batch.apply(op, op_index, vector)
+        batch.evict()
+        self._store.commit(batch.changes, vectors=batch.vectors, fingerprint=self._embedder.fingerprint, generations=generations)
+        stale = [i for i in batch.retired if i not in batch.vectors]
+        fresh = {entry.id: batch.vectors[entry.id] for entry in batch.written if entry.id not in batch.retired}
+        if fresh:  # before the removal: knowledge is replaced, never missing in between
+            self.index.add(list(fresh), np.stack(list(fresh.values())), namespace=namespace)
+        self.state = batch.state
+        if stale:
+            self.index.remove(stale)
+        return Written(tuple(batch.written), tuple(batch.retired), batch.duplicates, batch.evicted, tuple(batch.problems))
+
+    def observe(self, shown: Sequence[tuple[str, bool]], *, step: int) -> None:
+        """Count finished episodes: pairs (experience id, success)."""
+        state = bank.observe(self.state, shown, step=step)
+        if state is not self.state:
+            self._store.commit([Observation(self.state.revision, tuple(shown), step, state)])
+            self.state = state
+
+
+class _Batch:
+    """The changes of one transaction while they are being worked out."""
+
+    def __init__(self, state: BankState, namespace: str, author: Author, index: Index, policy: WritePolicy) -> None:
+        self.state = state
+        self._namespace = namespace
+        self._author = author
+        self._index = index
+        self._policy = policy
+        self.changes: list[Change] = []
+        self.vectors: dict[str, Float[np.ndarray, " d"]] = {}
+        self.written: list[Experience] = []
+        self.retired: list[str] = []
+        self.problems: list[Problem] = []
+        self.duplicates = 0
+        self.evicted = 0
+
+    def apply(self, op: BankOp, op_index: int, vector: Float[np.ndarray, " d"] | None) -> None:
+        same = self._duplicates(vector) if op.kind is OpKind.ADD and vector is not None else ()
+        reason = "dedup" if same else ""
+        if same:
+            self.duplicates += 1
+            better = (
+                self._policy.keep_better and max(bank.utility(self.state.usage[i]) if i in self.state.usage else 0.5 for i in same) > 0.5
+            )
+            op = BankOp(OpKind.NOOP) if better else BankOp(OpKind.UPDATE, op.text, same)
+        self._log(op, op_index, reason, vector)
+
+    def evict(self) -> None:
+        policy = self._policy
+        gone = bank.plan_eviction(self.state, self._namespace, capacity=policy.capacity, policy=policy.eviction)
+        if gone:
+            self.evicted = len(gone)
+            self._log(BankOp(OpKind.RETIRE, "", gone), 0, "evict", None)
+
+    def _log(self, op: BankOp, op_index: int, reason: str, vector: Float[np.ndarray, " d"] | None) -> None:
+        inherit = reason == "dedup"
+        base = self.state.revision
+        applied = bank.apply(self.state, op, namespace=self._namespace, author=self._author, op_index=op_index, inherit_usage=inherit)
+        self.changes.append(Change(base, op, self._namespace, self._author, op_index, applied, inherit, reason))
+        self.state = applied.state
+        self.retired.extend(applied.retired)
+        self.problems.extend(applied.problems)
+        if applied.written is not None and vector is not None:
+            self.written.append(applied.written)
+            self.vectors[applied.written.id] = vector
+
+    def _duplicates(self, vector: Float[np.ndarray, " d"]) -> tuple[str, ...]:
+        """Live entries of this namespace at least ``dedup_cosine`` similar: in the index, or written earlier in this batch."""
+        if self._policy.dedup_cosine > 1:
+            return ()
+        space = self.state.space(self._namespace)
+        hits = self._index.search(vector[None, :], 8, namespace=self._namespace)[0]
+        found = [hit.id for hit in hits if hit.similarity >= self._policy.dedup_cosine]
+        unit = vector / np.linalg.norm(vector)
+        found += [i for i, v in self.vectors.items() if float(unit @ v) / float(np.linalg.norm(v)) >= self._policy.dedup_cosine]
+        return tuple(i for i in dict.fromkeys(found) if i in space)

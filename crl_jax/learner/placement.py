@@ -1,0 +1,53 @@
+"""Where the learner's arrays live: parameters and moments by given shardings, batches split over the data axes.
+
+Owns: the shardings of a whole LearnerState, and putting state and batch on the mesh.
+Promises: a moment lives where its parameter lives, everything else of the state (counters, schedule counts) is replicated over the mesh.
+Does not: choose how a parameter is partitioned (``crl_jax.sharding``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from crl_jax.learner.state import LearnerState
+from crl_jax.records import TrainBatch
+
+
+def state_shardings(state: LearnerState, optimizer: optax.GradientTransformation, param_shardings: Any, mesh: Mesh) -> LearnerState:
+    """A LearnerState of shardings for ``state`` (arrays or ShapeDtypeStructs); ``param_shardings`` has the tree of ``state.params``."""
+    everywhere: Any = NamedSharding(mesh, PartitionSpec())
+    opt_state = optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _leaf, sharding: sharding,
+        state.opt_state,
+        param_shardings,
+        transform_non_params=lambda _leaf: everywhere,
+    )
+    return LearnerState(param_shardings, opt_state, everywhere, everywhere, everywhere)
+
+
+def place_batch(batch: TrainBatch, mesh: Mesh, data_axes: Sequence[str]) -> TrainBatch:
+    """The batch split by rows over ``data_axes``. In a multi-process run every process passes its own rows, in process order.
+
+    Raises ValueError when the rows do not divide evenly.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(tuple(data_axes)))
+    rows = batch.tokens.shape[0] * jax.process_count()
+    shards = _size(mesh, data_axes)
+    if rows % shards:
+        raise ValueError(
+            f"{rows} rows do not divide over {shards} shards of mesh axes {tuple(data_axes)}: use row buckets that are multiples of it"
+        )
+    return TrainBatch(*(jax.make_array_from_process_local_data(sharding, leaf) for leaf in batch))
+
+
+def _size(mesh: Mesh, axes: Sequence[str]) -> int:
+    size = 1
+    for axis in axes:
+        size *= mesh.shape[axis]
+    return size

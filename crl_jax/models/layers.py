@@ -1,0 +1,218 @@
+"""The layers of the transformer, as flax NNX modules.
+
+Owns: RMSNorm, rotary embedding, grouped-query attention (with and without a cache), SwiGLU, the block and the whole network.
+Promises: norms, rotary angles and softmax are computed in float32 whatever the parameters' type; query heads are grouped per key/value
+head, which is never repeated in memory; a position of -1 is neither attended to nor written to a cache. Does not: know tokenizers, losses
+or devices. ``transformer`` is the functional face.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from crl_jax.models.config import ModelConfig
+
+MASKED = -1e30  # finite, so that a row with nothing to attend to (padding) stays finite
+
+
+class KVCache(NamedTuple):
+    """Keys and values of every layer, one array per layer ``[batch, kv_heads, length, head_dim]``.
+
+    Separate arrays per layer and heads before slots are 2-4 times faster on CPU than one stacked array.
+    """
+
+    k: tuple[Float[Array, "rows K S h"], ...]
+    v: tuple[Float[Array, "rows K S h"], ...]
+
+    @property
+    def length(self) -> int:
+        """Positions each row can hold."""
+        return self.k[0].shape[2]
+
+
+class Rotary(NamedTuple):
+    """Cosine and sine of the rotary angles, float32 ``[B, T, 1, head_dim/2]``."""
+
+    cos: Float[Array, "B T 1 half"]
+    sin: Float[Array, "B T 1 half"]
+
+
+def rotary(positions: Int[Array, "B T"], head_dim: int, theta: float) -> Rotary:
+    """Angles ``position * theta^(-2i/head_dim)`` (RoFormer, arXiv:2104.09864)."""
+    frequency = theta ** (-jnp.arange(head_dim // 2, dtype=jnp.float32) * 2 / head_dim)
+    angle = positions[..., None, None].astype(jnp.float32) * frequency
+    return Rotary(jnp.cos(angle), jnp.sin(angle))
+
+
+def rotate(x: Float[Array, "B T H h"], angles: Rotary) -> Float[Array, "B T H h"]:
+    """Rotate the pairs (i, i + head_dim/2), the rotate-half convention; float32."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin], axis=-1)
+
+
+def attend(
+    q: Float[Array, "B T H h"], k: Float[Array, "B K S h"], v: Float[Array, "B K S h"], mask: Bool[Array, "B T S"]
+) -> Float[Array, "B T H*h"]:
+    """Grouped-query attention; ``q`` is already scaled and H = K * group.
+
+    The group and the query axis are merged, so both products are plain batched matrix products over (B, K).
+    """
+    b, t, heads, h = q.shape
+    kv = k.shape[1]
+    group = heads // kv
+    q = q.reshape(b, t, kv, group, h).transpose(0, 2, 3, 1, 4).reshape(b, kv, group * t, h)
+    scores = jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores.reshape(b, kv, group, t, -1), MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).reshape(b, kv, group * t, -1).astype(v.dtype)
+    out = jnp.einsum("bkms,bksh->bkmh", weights, v)
+    return out.reshape(b, kv, group, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, heads * h)
+
+
+def write(
+    cache: Float[Array, "rows K S h"], new: Float[Array, "B T K h"], rows: Int[Array, " B"], positions: Int[Array, "B T"]
+) -> Float[Array, "rows K S h"]:
+    """Write each token at its position; positions below 0 or past the end are dropped."""
+    length = cache.shape[2]
+    # A negative index counts from the end before `drop` looks at it, so padding is sent past the end instead.
+    index = jnp.where(positions < 0, length, positions)
+    return cache.at[rows[:, None], :, index].set(new.astype(cache.dtype), mode="drop")
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + eps) * scale, in float32, returned in the type of x (arXiv:1910.07467)."""
+
+    def __init__(self, width: int, eps: float):
+        self.scale = nnx.Param(jnp.ones(width))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*d D"]) -> Float[Array, "*d D"]:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def _matrix(rngs: nnx.Rngs, fan_in: int, fan_out: int, gain: float = 1.0) -> nnx.Param:
+    return nnx.Param(jax.random.normal(rngs.params(), (fan_in, fan_out)) * (gain * fan_in**-0.5))
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions; kernels are [in, out] with heads contiguous in the out axis."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, residual_gain: float):
+        self.config = config
+        q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        self.q = _matrix(rngs, config.d_model, q_width)
+        self.k = _matrix(rngs, config.d_model, kv_width)
+        self.v = _matrix(rngs, config.d_model, kv_width)
+        self.o = _matrix(rngs, q_width, config.d_model, residual_gain)
+        if config.qkv_bias:
+            self.q_bias, self.k_bias, self.v_bias = (nnx.Param(jnp.zeros(n)) for n in (q_width, kv_width, kv_width))
+        if config.qk_norm:
+            self.q_norm, self.k_norm = RMSNorm(config.head_dim, config.norm_eps), RMSNorm(config.head_dim, config.norm_eps)
+
+    def project(self, x: Float[Array, "B T D"], angles: Rotary) -> tuple[Array, Array, Array]:
+        """q (scaled by head_dim^-0.5), k, v, each ``[B, T, heads, head_dim]``, q and k rotated."""
+        c = self.config
+        q, k, v = x @ self.q[...], x @ self.k[...], x @ self.v[...]
+        if c.qkv_bias:
+            q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
+        q, k, v = (y.reshape(*x.shape[:2], -1, c.head_dim) for y in (q, k, v))
+        if c.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, angles) * c.head_dim**-0.5, rotate(k, angles)
+        return q.astype(x.dtype), k.astype(x.dtype), v
+
+    def __call__(self, x: Float[Array, "B T D"], angles: Rotary, mask: Bool[Array, "B T T"]) -> Float[Array, "B T D"]:
+        q, k, v = self.project(x, angles)
+        return attend(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), mask) @ self.o[...]
+
+
+class MLP(nnx.Module):
+    """SwiGLU: (silu(x gate) * (x up)) down (arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, residual_gain: float):
+        self.gate = _matrix(rngs, config.d_model, config.d_ff)
+        self.up = _matrix(rngs, config.d_model, config.d_ff)
+        self.down = _matrix(rngs, config.d_ff, config.d_model, residual_gain)
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return (jax.nn.silu(x @ self.gate[...]) * (x @ self.up[...])) @ self.down[...]
+
+
+class Block(nnx.Module):
+    """Pre-norm residual block. Matrices that write to the residual start 1/sqrt(2 n_layers) smaller, so its variance does not grow with
+    depth.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        gain = (2 * config.n_layers) ** -0.5
+        self.attn_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.attn = Attention(config, rngs, gain)
+        self.mlp_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.mlp = MLP(config, rngs, gain)
+
+    def full(self, x: Float[Array, "B T D"], angles: Rotary, mask: Bool[Array, "B T T"]) -> Float[Array, "B T D"]:
+        """The block over whole sequences."""
+        x = x + self.attn(self.attn_norm(x), angles, mask)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Embedding(nnx.Module):
+    """Token table ``[V, D]``, initial standard deviation 0.02."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.table = nnx.Param(jax.random.normal(rngs.params(), (config.vocab_size, config.d_model)) * 0.02)
+
+
+class Head(nnx.Module):
+    """Untied output matrix ``[D, V]``."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (config.d_model, config.vocab_size)) * 0.02)
+
+
+class Transformer(nnx.Module):
+    """Embedding, blocks, final norm; the head is applied by ``transformer.unembed`` to the positions that need it."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = Embedding(config, rngs)
+        self.layers = nnx.List([Block(config, rngs) for _ in range(config.n_layers)])
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        if not config.tie_embeddings:
+            self.head = Head(config, rngs)
+
+    def full(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], *, remat: bool = False) -> Float[Array, "B T D"]:
+        """Final hidden states of whole sequences: a query sees keys with 0 <= key position <= its own."""
+        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        mask = (positions[:, None, :] <= positions[:, :, None]) & (positions[:, None, :] >= 0)
+        x = self.embed.table[...][tokens]
+        for block in self.layers:
+            apply = functools.partial(block.full, angles=angles, mask=mask)
+            x = jax.checkpoint(apply)(x) if remat else apply(x)
+        return self.final_norm(x)
+
+    def cached(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, rows: Int[Array, " B"] | None
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        """Final hidden states of new tokens after those in ``cache``, and the cache with them written. ``rows`` None: row i is cache row i."""
+        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        mask = jnp.arange(cache.length) <= positions[:, :, None]
+        index = jnp.arange(tokens.shape[0]) if rows is None else rows
+        x = self.embed.table[...][tokens]
+        keys, values = [], []
+        for block, old_k, old_v in zip(self.layers, cache.k, cache.v, strict=True):
+            q, k, v = block.attn.project(block.attn_norm(x), angles)
+            all_k, all_v = write(old_k, k, index, positions), write(old_v, v, index, positions)
+            keys.append(all_k)
+            values.append(all_v)
+            row_k, row_v = (all_k, all_v) if rows is None else (all_k[rows], all_v[rows])
+            x = x + attend(q, row_k, row_v, mask).astype(x.dtype) @ block.attn.o[...]
+            x = x + block.mlp(block.mlp_norm(x))
+        return self.final_norm(x), KVCache(tuple(keys), tuple(values))

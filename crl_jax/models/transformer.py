@@ -1,0 +1,108 @@
+"""A decoder-only transformer as functions of plain parameters: training, prefill and decode call the same ones.
+
+Owns: ``init``, ``hidden_states``, ``unembed``, ``init_cache``. Promises: parameters are a plain nested dict of arrays, complete or refused;
+the result for a token depends on the tokens before it in its own row only, never on padding or on other rows.
+Does not: sample, compute losses, read files or place arrays on devices.
+
+Sequences are described by ``positions``: 0, 1, 2, ... for tokens and -1 for padding, on any side. Padding is never attended to and never
+written to a cache; what comes out at a padding position is finite and meaningless.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from crl_jax.models.config import ModelConfig
+from crl_jax.models.layers import KVCache, Transformer
+from crl_jax.models.params import Params, check_complete, flatten, unflatten
+
+__all__ = ["KVCache", "ModelConfig", "Params", "count_params", "hidden_states", "init", "init_cache", "param_shapes", "unembed"]
+
+
+def init(config: ModelConfig, key: Array) -> Params:
+    """Fresh float32 parameters. Pure, so ``jax.jit(init, static_argnums=0, out_shardings=...)`` makes them sharded."""
+    return _plain(nnx.state(Transformer(config, nnx.Rngs(params=key))))
+
+
+def param_shapes(config: ModelConfig) -> Params:
+    """The tree of ``init`` with ``jax.ShapeDtypeStruct`` leaves."""
+    return _plain(_structure(config)[1])
+
+
+def count_params(config: ModelConfig) -> int:
+    """Number of scalars; a tied head counts once."""
+    return sum(leaf.size for leaf in jax.tree.leaves(param_shapes(config)))
+
+
+def hidden_states(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    *,
+    cache: KVCache | None = None,
+    slots: Int[Array, " B"] | None = None,
+    remat: bool = False,
+) -> tuple[Float[Array, "B T D"], KVCache | None]:
+    """Hidden states after the final norm, and the cache.
+
+    Without ``cache``: attention within each row; a query sees keys whose position is in [0, its own]. ``remat`` recomputes each layer in
+    the backward pass (memory for time).
+
+    With ``cache``: every token is first written at its position of its cache row, then attends to positions [0, its own] of that row.
+    ``slots[b]`` is the cache row of row b (distinct for rows that hold tokens; None: all rows in order); other cache rows are returned
+    untouched. Positions past the cache's length are dropped, so the caller checks lengths. Donate the cache to have it updated in place.
+
+    Raises ValueError when ``params`` do not fit ``config`` or when ``slots`` come without a cache.
+    """
+    model = _bind(config, params)
+    if cache is None:
+        if slots is not None:
+            raise ValueError("`slots` name rows of a cache: pass `cache=init_cache(...)` with them")
+        return model.full(tokens, positions, remat=remat), None
+    if slots is None and tokens.shape[0] != cache.k[0].shape[0]:
+        raise ValueError(f"{tokens.shape[0]} token rows for a cache of {cache.k[0].shape[0]} rows: pass `slots` to say which rows they are")
+    return model.cached(tokens, positions, cache, slots)
+
+
+def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "*d D"]) -> Float[Array, "*d V"]:
+    """Logits in float32, against the embedding table when ``tie_embeddings``. Give it only the positions that need logits."""
+    if config.tie_embeddings:
+        return jnp.einsum("...d,vd->...v", hidden, params["embed"]["table"], preferred_element_type=jnp.float32)
+    return jnp.einsum("...d,dv->...v", hidden, params["head"]["kernel"], preferred_element_type=jnp.float32)
+
+
+def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.float32) -> KVCache:
+    """An empty cache of ``batch`` rows of ``length`` positions. The cost of a decode step grows with ``length``, used or not."""
+    shape = (batch, config.n_kv_heads, length, config.head_dim)
+
+    def layers() -> tuple[Array, ...]:
+        return tuple(jnp.zeros(shape, dtype) for _ in range(config.n_layers))
+
+    return KVCache(layers(), layers())  # separate buffers: a donated buffer may appear only once
+
+
+@functools.lru_cache(maxsize=32)
+def _structure(config: ModelConfig) -> tuple[Any, Any]:
+    """Graph definition and abstract state of the NNX module."""
+    return nnx.split(nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(params=jax.random.key(0)))))
+
+
+def _plain(state: Any) -> Params:
+    """NNX state to nested dicts with string keys (NNX lists have integer keys)."""
+    return unflatten({".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.pure(state))})
+
+
+def _bind(config: ModelConfig, params: Params) -> Transformer:
+    """The NNX module holding ``params``."""
+    graph, abstract = _structure(config)
+    flat = flatten(params)
+    check_complete(flat, flatten(_plain(abstract)), source=f"model `{config.name}`")
+    state = nnx.from_flat_state([(path, nnx.Param(flat[".".join(map(str, path))])) for path, _ in nnx.to_flat_state(abstract)])
+    return nnx.merge(graph, state)

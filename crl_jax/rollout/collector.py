@@ -1,0 +1,120 @@
+"""The collector: whole groups of episodes, guided and free, many at once.
+
+Owns: which members of a group are guided (by id, never by position in a result list), retrieval at episode start, and the pool of environment leases.
+Promises: a batch is complete or raises; free episodes never touch the bank; evaluation reads the bank without counting.
+Does not: learn, or decide when to start (admission is the caller's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from crl_jax.records import Condition, Episode, Group, SamplingParams, Task
+from crl_jax.rollout.agent import ActorPrompts, Answer, Ask, Codec, EpisodeSampler, Plan, run_episode
+from crl_jax.rollout.pool import EnvError, EnvPool
+from crl_jax.rollout.seeds import derive_seed
+
+
+class Bank(Protocol):
+    """The part of the experience manager a rollout uses."""
+
+    async def retrieve(self, queries: Sequence[tuple[str, str]], *, peek: bool = False) -> list[list[tuple[str, str]]]:
+        """For each (namespace, text) the (experience id, text) pairs to show; ``peek`` leaves every counter as it was."""
+        ...
+
+    async def ask(self, task: Task, query: str, episode_id: str, number: int) -> Answer | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectSettings:
+    """How episodes are played. ``guided`` of every ``group_size`` episodes retrieve; ``env_options`` go to the environment's constructor."""
+
+    group_size: int
+    guided: int
+    sampling: SamplingParams
+    max_turns: int
+    ask_uses: int
+    env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Collector:
+    """Plays groups of episodes over an environment pool and one sampler."""
+
+    def __init__(self, pool: EnvPool, sampler: EpisodeSampler, codec: Codec, prompts: ActorPrompts, bank: Bank | None, settings: CollectSettings):
+        self.pool, self.sampler, self.codec, self.prompts, self.bank, self.settings = pool, sampler, codec, prompts, bank, settings
+
+    async def groups(self, tasks: Sequence[Task], *, batch_id: str, guided: int | None = None) -> list[Group]:
+        """One group per task. Member ``k`` of a group is free for ``k < K - guided`` and guided after that."""
+        cfg = self.settings
+        guided = cfg.guided if guided is None or self.bank is None else guided
+        guided = 0 if self.bank is None else guided
+        slots = [
+            (f"{batch_id}/g{g}", f"{batch_id}/g{g}/{k}", task, Condition.GUIDED if k >= cfg.group_size - guided else Condition.FREE)
+            for g, task in enumerate(tasks)
+            for k in range(cfg.group_size)
+        ]
+        lessons = await self._lessons([task for _, _, task, condition in slots if condition is Condition.GUIDED], peek=False)
+        shown = iter(lessons)
+        plans = [
+            self._plan(group, episode, task, condition, next(shown) if condition is Condition.GUIDED else [], cfg.sampling)
+            for group, episode, task, condition in slots
+        ]
+        episodes = await self._play(plans, None if self.bank is None else self.bank.ask)
+        by_group: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            by_group.setdefault(episode.group_id, []).append(episode)
+        return [Group(group_id, tuple(members)) for group_id, members in by_group.items()]
+
+    async def evaluate(self, tasks: Sequence[Task], *, name: str, guided: bool, sampling: SamplingParams) -> list[Episode]:
+        """One episode per task, with or without experience; nothing is counted, distilled or asked."""
+        condition = Condition.GUIDED if guided else Condition.FREE
+        lessons = await self._lessons(tasks, peek=True) if guided else [[] for _ in tasks]
+        plans = [
+            self._plan(f"{name}/{i}", f"{name}/{i}", task, condition, found, sampling, ask_uses=0)
+            for i, (task, found) in enumerate(zip(tasks, lessons, strict=True))
+        ]
+        return await self._play(plans, None)
+
+    async def _lessons(self, tasks: Sequence[Task], *, peek: bool) -> list[list[tuple[str, str]]]:
+        if self.bank is None or not tasks:
+            return [[] for _ in tasks]
+        return await self.bank.retrieve([(task.namespace, task.goal) for task in tasks], peek=peek)
+
+    def _plan(
+        self,
+        group: str,
+        episode: str,
+        task: Task,
+        condition: Condition,
+        lessons: list[tuple[str, str]],
+        sampling: SamplingParams,
+        ask_uses: int | None = None,
+    ) -> Plan:
+        uses = self.settings.ask_uses if ask_uses is None else ask_uses
+        return Plan(
+            id=episode,
+            group_id=group,
+            condition=condition,
+            task=task,
+            sampling=dataclasses.replace(sampling, seed=derive_seed(sampling.seed, episode)),
+            max_turns=self.settings.max_turns,
+            lessons=tuple(lessons),
+            ask_uses=uses if condition is Condition.GUIDED else 0,
+        )
+
+    async def _play(self, plans: Sequence[Plan], ask: Ask | None) -> list[Episode]:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._episode(plan, ask)) for plan in plans]
+        return [task.result() for task in running]
+
+    async def _episode(self, plan: Plan, ask: Ask | None) -> Episode:
+        lease = await self.pool.lease(plan.task.env, self.settings.env_options)
+        try:
+            return await run_episode(
+                plan, env=lease, sampler=self.sampler, codec=self.codec, prompts=self.prompts, ask=ask, env_errors=(EnvError,)
+            )
+        finally:
+            await lease.release()

@@ -1,0 +1,71 @@
+"""What a run saves and how it continues.
+
+Owns: the content of a checkpoint: both learner states, both versions, the bank's revision and buffer, the counters. Promises: the step saved is the
+number of finished steps, so a resumed run starts with the next one; the task stream, the sampling seeds and the schedules follow from the step.
+In-flight episodes are not saved: they are played again. The bank keeps every acknowledged operation: a resumed asynchronous run goes on with the
+newest bank, a synchronous one goes back to the revision of the checkpoint (later operations stay in the log, marked abandoned).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from crl_jax.checkpoint import store as checkpoints
+
+if TYPE_CHECKING:
+    from crl_jax.build import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCounters:
+    """Progress of a run: finished steps, environment steps taken for them, extractor updates."""
+
+    step: int = 0
+    env_steps: int = 0
+    extractor_updates: int = 0
+
+
+def save_run(run: Run, counters: RunCounters) -> None:
+    """Write the checkpoint of ``counters.step`` finished steps; raises OSError when the disk refuses."""
+    roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
+    records: dict[str, Any] = {
+        "run": {
+            "counters": dataclasses.asdict(counters),
+            "versions": {name: role.version for name, role in roles.items()},
+            "method": run.config.run.method,
+            "seed": run.config.run.seed,
+        }
+    }
+    if run.manager is not None:
+        records["bank"] = run.shell.call(run.manager.checkpoint(), run.collect_deadline_s, "saving the bank's buffer")
+    checkpoints.save(
+        run.folder / "checkpoints",
+        counters.step,
+        {name: role.state for name, role in roles.items()},
+        records,
+        keep_last=run.config.run.keep_last,
+    )
+
+
+def restore_run(run: Run) -> RunCounters:
+    """Continue from the newest complete checkpoint; from the start when there is none. Raises CheckpointError for a checkpoint of another method."""
+    root = run.folder / "checkpoints"
+    step = checkpoints.latest(root)
+    if step is None:
+        return RunCounters()
+    roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
+    saved = checkpoints.read_records(root, step)["run"]
+    if saved["method"] != run.config.run.method:
+        raise checkpoints.CheckpointError(
+            f"{root} holds a {saved['method']} run, the configuration says {run.config.run.method}: choose another run.name"
+        )
+    found = checkpoints.restore(root, step, {name: role.state for name, role in roles.items()})
+    for name, role in roles.items():
+        role.restore(found.arrays[name], saved["versions"][name])
+    if run.manager is not None:
+        bank = found.records["bank"]
+        run.shell.call(run.manager.restore(bank, rewind=run.config.run.sync), run.collect_deadline_s, "restoring the bank")
+    counters = RunCounters(**saved["counters"])
+    run.extractor_updates = counters.extractor_updates
+    return counters

@@ -1,0 +1,179 @@
+"""The slot engine: turns lists of rows into padded dispatches of the two compiled programs.
+
+Owns: batch shapes (row and chunk buckets), packing, and reading results back.
+Promises: one small array in and one out per dispatch; results are fetched only when asked (``fetch``), so several dispatches can be queued; engines with
+the same model and shapes share compiled programs.
+Does not: know sessions or versions (see scheduler), nor JetStream (see jetstream_engine, which puts this engine behind that interface).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from crl_jax.models import transformer
+from crl_jax.records import SamplingParams
+from crl_jax.serving import programs
+from crl_jax.serving.constraint import ROOT, UNCONSTRAINED, ActionTrie
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Tokens to append to one slot. ``start`` tokens of it are in the cache already; ``budget`` 0 means that more input follows, so nothing is sampled.
+
+    ``counter`` is the number of tokens already sampled for this request and ``state`` the constraint state to sample in (0 = unconstrained).
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    budget: int
+    params: SamplingParams
+    counter: int = 0
+    state: int = UNCONSTRAINED
+
+
+class Emitted(NamedTuple):
+    """What one row sampled in one dispatch; three lists of equal length (possibly empty)."""
+
+    ids: list[int]
+    logps: list[float]
+    states: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A dispatch's output on the device. ``rows[i]`` is the row of ``data`` that belongs to the i-th requested row."""
+
+    data: Any  # int32 [R, 4K+1], see programs.pack_result
+    rows: tuple[int, ...]
+
+    def fetch(self) -> list[Emitted]:
+        """Waits for the dispatch and copies its one array to the host."""
+        return read_result(np.asarray(self.data), self.rows)
+
+
+def read_result(data: Int[np.ndarray, "R W"], rows: Sequence[int]) -> list[Emitted]:
+    """The tokens of ``rows``, from the layout of ``programs.pack_result``."""
+    k = (data.shape[1] - 1) // 4
+    ids, counts = data[:, :k].tolist(), data[:, k : 2 * k].sum(axis=1).tolist()
+    logps = np.ascontiguousarray(data[:, 2 * k + 1 : 3 * k + 1]).view(np.float32).tolist()
+    states = data[:, 3 * k + 1 :].tolist()
+    return [Emitted(ids[r][: counts[r]], logps[r][: counts[r]], states[r][: counts[r]]) for r in rows]
+
+
+class SlotEngine:
+    """``max_slots`` sequences of up to ``max_length`` tokens each.
+
+    ``max_steps`` is the most tokens per slot in one ``generate`` dispatch. With a mesh the cache is split over its ``tensor`` axis by kv heads
+    (replicated when there is no such axis); the parameters are used as they are placed.
+    """
+
+    def __init__(
+        self,
+        config: transformer.ModelConfig,
+        *,
+        max_slots: int,
+        max_length: int,
+        trie: ActionTrie | None = None,
+        row_buckets: Sequence[int] = (8, 32),
+        chunk_buckets: Sequence[int] = (4, 12, 24, 48, 96, 192),
+        max_steps: int = 8,
+        max_stop_ids: int = 4,
+        mesh: Mesh | None = None,
+    ) -> None:
+        if max_slots < 1 or max_length < 2:
+            raise ValueError(f"max_slots={max_slots} must be >= 1 and max_length={max_length} >= 2")
+        self.config = config
+        self.max_slots = max_slots
+        self.max_length = max_length
+        self.max_steps = max_steps
+        self.max_stop_ids = max_stop_ids
+        self.trie = trie
+        self.row_buckets = (*sorted(b for b in row_buckets if b < max_slots), max_slots)
+        self.chunk_buckets = tuple(sorted({min(c, max_length) for c in chunk_buckets}))
+        self._mesh = mesh
+        self._program = programs.Program(config, _cache_sharding(config, mesh), max_stop_ids)
+        self._tables = None if trie is None else programs.Tables(jnp.asarray(trie.allowed), jnp.asarray(trie.next_state))
+
+    def init_decode_state(self) -> programs.DecodeState:
+        """A state with empty slots."""
+        return programs.init_state(self._program, self.max_slots, self.max_length)
+
+    def extend(self, params: Any, decode_state: programs.DecodeState, rows: Sequence[Row]) -> tuple[programs.DecodeState, Any]:
+        """Appends each row's tokens to its slot and samples one token where ``budget`` > 0. Each slot at most once; tokens at most the largest chunk.
+
+        Donates ``decode_state``. The result's ``fetch`` gives one ``Emitted`` per row, in order.
+        """
+        packed, order = self.pack(rows)
+        dense = packed.shape[0] == self.max_slots
+        state, data = programs.extend(self._program, params, decode_state, self._tables, packed, dense)
+        return state, self._result(data, order)
+
+    def generate(
+        self, params: Any, decode_state: programs.DecodeState, slots: Sequence[int] | None = None, steps: int = 1
+    ) -> tuple[programs.DecodeState, Any]:
+        """Samples up to ``steps`` tokens for each of ``slots`` (None: all). Donates ``decode_state``."""
+        if not 1 <= steps <= self.max_steps:
+            raise ValueError(f"steps={steps} is not in 1..max_steps={self.max_steps}")
+        wanted = range(self.max_slots) if slots is None else slots
+        size = bucket(len(wanted), self.row_buckets)
+        dense = size == self.max_slots
+        order = tuple(wanted) if dense else tuple(range(len(wanted)))
+        index = np.full(size, self.max_slots, np.int32)
+        index[list(order)] = list(wanted)
+        width = 1 if slots is None and steps == 1 else self.max_steps
+        state, data = programs.generate(self._program, params, decode_state, self._tables, index, np.int32(steps), width, dense)
+        return state, self._result(data, order)
+
+    def pack(self, rows: Sequence[Row]) -> tuple[Int[np.ndarray, "R W"], tuple[int, ...]]:
+        """The padded int32 batch of ``rows`` (columns of ``programs.unpack_rows``) and where each row went."""
+        size, chunk = bucket(len(rows), self.row_buckets), bucket(max(len(r.tokens) for r in rows), self.chunk_buckets)
+        order = tuple(r.slot for r in rows) if size == self.max_slots else tuple(range(len(rows)))
+        stops = programs.HEADER
+        packed = np.zeros((size, stops + self.max_stop_ids + chunk), np.int32)
+        packed[:, 0] = self.max_slots
+        packed[:, stops : stops + self.max_stop_ids] = -1
+        floats = packed.view(np.float32)
+        for at, row in zip(order, rows, strict=True):
+            p, n = row.params, len(row.tokens)
+            packed[at, :8] = (row.slot, row.start, n, row.budget, row.counter, row.state, p.seed & 0x7FFFFFFF, p.top_k)
+            floats[at, 8:10] = (p.temperature, p.top_p)
+            packed[at, stops : stops + len(p.stop_ids)] = p.stop_ids
+            packed[at, stops + self.max_stop_ids : stops + self.max_stop_ids + n] = row.tokens
+        return packed, order
+
+    def first_state(self, params: SamplingParams) -> int:
+        """The constraint state a request starts in."""
+        return ROOT if params.constrained else UNCONSTRAINED
+
+    def _result(self, data: jax.Array, order: tuple[int, ...]) -> Any:
+        """Wraps a dispatch's output; a subclass may use another type with the same ``fetch``."""
+        return Result(data, order)
+
+
+def bucket(size: int, buckets: Sequence[int]) -> int:
+    """The smallest of the sorted ``buckets`` that holds ``size``. Raises ValueError when none does."""
+    at = bisect.bisect_left(buckets, size)
+    if at == len(buckets):
+        raise ValueError(f"{size} is larger than the largest bucket {buckets[-1]}")
+    return buckets[at]
+
+
+def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None) -> NamedSharding | None:
+    if mesh is None:
+        return None
+    if "tensor" not in mesh.axis_names:
+        return NamedSharding(mesh, PartitionSpec())
+    parts = mesh.shape["tensor"]
+    if config.n_kv_heads % parts:
+        raise ValueError(f"mesh axis `tensor`={parts} does not divide n_kv_heads={config.n_kv_heads}: use a divisor of n_kv_heads")
+    return NamedSharding(mesh, PartitionSpec(None, "tensor"))

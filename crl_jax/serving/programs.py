@@ -1,0 +1,191 @@
+"""The two compiled programs of the slot engine, as pure functions on arrays: ``extend`` and ``generate``.
+
+Owns: the decode state (a KV cache of S slots and, per slot, everything needed to go on sampling) and how one dispatch changes it.
+Promises: a slot's tokens do not depend on other slots; positions past a slot's length may hold stale keys but are never attended to; the cache and the
+fields of slots that a dispatch does not name are unchanged; the state is donated, so the caller must use only the state that comes back.
+Does not: choose batch shapes, know sessions, or copy anything to the host.
+
+Invariant of a slot: ``length`` tokens are in the cache; ``last`` is the next token to feed (sampled, or the end of a prompt) and is not in it yet;
+``budget`` tokens may still be sampled (0 = finished or waiting for input).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import NamedSharding
+
+from crl_jax.models import transformer
+from crl_jax.serving.constraint import COMPLETE, UNCONSTRAINED
+from crl_jax.serving.sampling import RowParams, sample
+
+HEADER = 10  # int32 columns of a packed row before the stop ids: see pack order in ``unpack_rows``
+
+
+class SlotFields(NamedTuple):
+    """Per-slot values; ``params`` holds temperature, top_p, top_k, seed, counter and constraint state; ``stops`` is -1 padded."""
+
+    length: Int[Array, " S"]
+    last: Int[Array, " S"]
+    budget: Int[Array, " S"]
+    params: RowParams
+    stops: Int[Array, "S M"]
+
+
+class DecodeState(NamedTuple):
+    """Everything a dispatch reads and replaces."""
+
+    cache: Any  # transformer.KVCache with batch S
+    slots: SlotFields
+
+
+class Tables(NamedTuple):
+    """The action trie on the device."""
+
+    allowed: Int[Array, "S A"]
+    next_state: Int[Array, "S A"]
+
+
+class Program(NamedTuple):
+    """What is static in both programs: the model and where the cache lives (None: wherever the inputs are)."""
+
+    config: transformer.ModelConfig
+    cache_sharding: NamedSharding | None
+    max_stop_ids: int
+
+
+def init_state(program: Program, max_slots: int, max_length: int) -> DecodeState:
+    """Empty slots: nothing in the cache, nothing to sample."""
+    ints, floats = jnp.zeros(max_slots, jnp.int32), jnp.zeros(max_slots, jnp.float32)
+    params = RowParams(floats, jnp.ones(max_slots, jnp.float32), ints, ints, ints, ints)
+    slots = SlotFields(ints, ints, ints, params, jnp.full((max_slots, program.max_stop_ids), -1, jnp.int32))
+    cache = transformer.init_cache(program.config, max_slots, max_length)
+    state = DecodeState(cache, slots)
+    if program.cache_sharding is not None:
+        replicated = NamedSharding(program.cache_sharding.mesh, jax.sharding.PartitionSpec())
+        state = DecodeState(jax.device_put(cache, program.cache_sharding), jax.device_put(slots, replicated))
+    return jax.tree.map(jnp.copy, state)  # distinct buffers: a donated buffer may appear only once
+
+
+def unpack_rows(packed: Int[Array, "R W"], max_stop_ids: int) -> tuple[Int[Array, " R"], Int[Array, " R"], SlotFields, Int[Array, "R C"]]:
+    """(slot, n, fields, tokens) of a packed batch; columns: slot, start, n, budget, counter, state, seed, top_k, temperature bits, top_p bits, stops, tokens.
+
+    ``fields.length`` is the start (the tokens already in the cache) and ``fields.last`` is unset.
+    """
+    slot, start, n, budget, counter, trie, seed, top_k, temperature, top_p = (packed[:, i] for i in range(HEADER))
+    real = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
+    params = RowParams(real(temperature), real(top_p), top_k, seed, counter, trie)
+    fields = SlotFields(start, jnp.zeros_like(start), budget, params, packed[:, HEADER : HEADER + max_stop_ids])
+    return slot, n, fields, packed[:, HEADER + max_stop_ids :]
+
+
+def pack_result(
+    ids: Int[Array, "R K"], valid: Bool[Array, "R K"], counter: Int[Array, " R"], logps: Float[Array, "R K"], states: Int[Array, "R K"]
+) -> Int[Array, "R 4K+1"]:
+    """One int32 array to copy back: ids | valid | tokens sampled so far in the request | bits of the float32 log-probs | constraint states."""
+    bits = jax.lax.bitcast_convert_type(logps, jnp.int32)
+    return jnp.concatenate([ids, valid.astype(jnp.int32), counter[:, None], bits, states], axis=1)
+
+
+@functools.partial(jax.jit, static_argnames=("program", "dense"), donate_argnames=("state",))
+def extend(
+    program: Program, params: Any, state: DecodeState, tables: Tables | None, packed: Int[Array, "R W"], dense: bool
+) -> tuple[DecodeState, Int[Array, "R 5"]]:
+    """Appends up to C tokens to each named slot and samples the next token of every row whose budget is > 0.
+
+    A row with budget 0 is a part of an input that goes on in a later dispatch. Padding rows have n 0 and a slot number past the end. ``dense`` promises
+    that row i is slot i (R = S), which saves gathering cache rows.
+    """
+    slot, n, fields, tokens = unpack_rows(packed, program.max_stop_ids)
+    column = jnp.arange(tokens.shape[1])
+    positions = jnp.where(column < n[:, None], fields.length[:, None] + column, -1)
+    hidden, cache = transformer.hidden_states(
+        program.config, params, tokens, positions, cache=state.cache, slots=None if dense else slot
+    )
+    final = jnp.take_along_axis(hidden, jnp.maximum(n - 1, 0)[:, None, None], axis=1)[:, 0]
+    logits = transformer.unembed(program.config, params, final)
+    ids, logps = sample(logits, fields.params, None if tables is None else tables.allowed)
+    emit = fields.budget > 0
+    result = pack_result(ids[:, None], emit[:, None], fields.params.counter + emit, logps[:, None], fields.params.state[:, None])
+    fields = _after_token(fields._replace(length=fields.length + n), ids, emit, tables)
+    return _store(program, state, cache, fields, jnp.where(n > 0, slot, state.slots.length.shape[0])), result
+
+
+@functools.partial(jax.jit, static_argnames=("program", "width", "dense"), donate_argnames=("state",))
+def generate(
+    program: Program,
+    params: Any,
+    state: DecodeState,
+    tables: Tables | None,
+    slot: Int[Array, " R"],
+    steps: Int[Array, ""],
+    width: int,
+    dense: bool,
+) -> tuple[DecodeState, Int[Array, "R 4K+1"]]:
+    """Up to ``steps`` <= ``width`` tokens for each named slot; each row stops exactly at its stop id or budget, and the loop ends when all have.
+
+    Padding rows have a slot number past the end; with ``dense`` row i is slot i, and rows not to be stepped have that number instead.
+    """
+    total = state.slots.length.shape[0]
+    asked = slot < total
+    fields = state.slots if dense else jax.tree.map(lambda a: a[jnp.minimum(slot, total - 1)], state.slots)
+    rows = slot.shape[0]
+    blank = jnp.zeros((rows, width), jnp.int32)
+    held = fields.budget
+    fields = fields._replace(budget=jnp.where(asked, held, 0))
+
+    def unfinished(carry: Any) -> Bool[Array, ""]:
+        i, _, fields, _ = carry
+        return (i < steps) & jnp.any(fields.budget > 0)
+
+    def step(carry: Any) -> Any:
+        i, cache, fields, (ids, valid, logps, states) = carry
+        active = fields.budget > 0
+        positions = jnp.where(active, fields.length, -1)[:, None]
+        hidden, cache = transformer.hidden_states(
+            program.config, params, fields.last[:, None], positions, cache=cache, slots=None if dense else slot
+        )
+        logits = transformer.unembed(program.config, params, hidden[:, 0])
+        token, logp = sample(logits, fields.params, None if tables is None else tables.allowed)
+        out = (ids.at[:, i].set(token), valid.at[:, i].set(active), logps.at[:, i].set(logp), states.at[:, i].set(fields.params.state))
+        return i + 1, cache, _after_token(fields._replace(length=fields.length + active), token, active, tables), out
+
+    start = (jnp.int32(0), state.cache, fields, (blank, blank.astype(bool), blank.astype(jnp.float32), blank))
+    _, cache, fields, (ids, valid, logps, states) = jax.lax.while_loop(unfinished, step, start)
+    result = pack_result(ids, valid, fields.params.counter, logps, states)
+    return _store(program, state, cache, fields, jnp.where(asked, slot, total)), result
+
+
+@functools.partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
+def insert(program: Program, prefix: DecodeState, state: DecodeState, slot: Int[Array, ""]) -> DecodeState:
+    """Copies the single slot of ``prefix`` into ``slot``; the prefix is left intact."""
+    return jax.tree.map(lambda whole, row: whole.at[slot].set(row[0]), state, prefix)
+
+
+def _after_token(fields: SlotFields, token: Int[Array, " R"], sampled: Bool[Array, " R"], tables: Tables | None) -> SlotFields:
+    """The fields after ``token`` was sampled in the rows where ``sampled``."""
+    params = fields.params
+    finished = jnp.any(fields.stops == token[:, None], axis=1)
+    trie = params.state
+    if tables is not None:
+        column = jnp.argmax(tables.allowed[trie] == token[:, None], axis=1)
+        following = tables.next_state[trie, column]
+        constrained = trie != UNCONSTRAINED
+        finished |= constrained & (following == COMPLETE)
+        trie = jnp.where(sampled & constrained & (following != COMPLETE), following, trie)
+    return fields._replace(
+        last=jnp.where(sampled, token, fields.last),
+        budget=jnp.where(sampled, jnp.where(finished, 0, fields.budget - 1), fields.budget),
+        params=params._replace(counter=params.counter + sampled, state=trie),
+    )
+
+
+def _store(program: Program, state: DecodeState, cache: Any, fields: SlotFields, index: Int[Array, " R"]) -> DecodeState:
+    """The new state: ``fields`` written at ``index`` (a number past the end writes nothing)."""
+    if program.cache_sharding is not None:
+        cache = jax.lax.with_sharding_constraint(cache, program.cache_sharding)
+    return DecodeState(cache, jax.tree.map(lambda whole, row: whole.at[index].set(row, mode="drop"), state.slots, fields))

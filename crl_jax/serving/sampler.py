@@ -1,0 +1,181 @@
+"""The sampler protocol, and ``EngineSampler``: a slot engine driven by one thread, used from asyncio.
+
+Owns: the thread, the hand-over of requests and results between it and event loops, and which weights are in use.
+Promises: after ``publish`` returns, the next dispatch uses the new weights and recomputes what older weights left in the cache, in-flight requests included;
+requests that arrive together are computed together; an exception in the engine thread fails every waiting and later call with that exception;
+every wait has a deadline.
+Does not: copy or donate published parameters. They are used by reference, so the publisher must not donate them while they are in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from crl_jax.records import Completion, SamplingParams
+from crl_jax.serving.engine import SlotEngine
+from crl_jax.serving.inbox import Inbox, Promise, resolve
+from crl_jax.serving.scheduler import PromptTooLong, Scheduler
+from crl_jax.serving.turn import EngineTurn
+
+__all__ = ["EngineSampler", "PromptTooLong", "Sampler", "SamplerClosed"]
+
+
+class SamplerClosed(RuntimeError):
+    """The sampler was closed while, or before, the request ran."""
+
+
+class Sampler(Protocol):
+    """Token ids in, token ids and log-probabilities out, in sessions that keep their cache between turns."""
+
+    vocab_size: int
+    max_length: int
+    version: int
+
+    async def open(self) -> str:
+        """A new, empty session."""
+        ...
+
+    async def generate(self, session: str, new_ids: Sequence[int], params: SamplingParams) -> Completion:
+        """Appends ``new_ids`` to the session and samples a completion, which stays in the session.
+
+        Raises PromptTooLong (only this request; the session is unchanged), ValueError for bad parameters, KeyError for an unknown session.
+        """
+        ...
+
+    async def close(self, session: str) -> None:
+        """Frees the session; idempotent. A request in flight ends as CANCELLED."""
+        ...
+
+    async def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        """One completion in a session of its own."""
+        ...
+
+    async def cancel(self, session: str) -> None:
+        """Ends the session's request as CANCELLED with what it has; idempotent, unknown sessions are a no-op."""
+        ...
+
+    def publish(self, params: Any, version: int) -> None:
+        """Uses these weights from the next dispatch on; callable from any thread."""
+        ...
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters since the start: tokens, dispatches, seconds, swaps, evictions, open sessions, free slots."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stops; requests in flight fail with SamplerClosed. Raises TimeoutError past the deadline."""
+        ...
+
+
+class EngineSampler:
+    """A ``Sampler`` over a ``SlotEngine`` (or the same engine behind JetStream's interface).
+
+    ``gather_s``: an idle engine that gets a request waits this long after each arrival for more (at most ``gather_limit`` times), so that a burst becomes
+    one dispatch; it does not wait when every open session has a request. ``request_timeout_s`` bounds one generate call.
+    ``clock`` gives seconds and is used for measuring only.
+    """
+
+    def __init__(
+        self,
+        engine: SlotEngine,
+        params: Any,
+        *,
+        version: int = 0,
+        gather_s: float = 0.001,
+        gather_limit: int = 5,
+        request_timeout_s: float = 600.0,
+        close_timeout_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.vocab_size = engine.config.vocab_size
+        self.max_length = engine.max_length
+        self.version = version
+        self._request_timeout_s = request_timeout_s
+        self._close_timeout_s = close_timeout_s
+        self._gather = (gather_s, gather_limit)
+        self._clock = clock
+        self._names = itertools.count()
+        self._open: set[str] = set()
+        self._max_slots = engine.max_slots
+        self._inbox = Inbox()
+        self._scheduler = Scheduler(engine.max_slots, engine.max_length, engine.max_stop_ids, engine.trie)
+        self._turn = EngineTurn(engine, self._scheduler, params, version, clock)
+        self._thread = threading.Thread(target=self._run, name="sampler-engine", daemon=True)
+        self._thread.start()
+
+    async def open(self) -> str:
+        name = f"s{next(self._names)}"
+        self._open.add(name)
+        self._inbox.put(lambda: self._scheduler.open(name))
+        return name
+
+    async def generate(self, session: str, new_ids: Sequence[int], params: SamplingParams) -> Completion:
+        ids = [int(i) for i in new_ids]
+        if any(not 0 <= i < self.vocab_size for i in ids):
+            raise ValueError(f"token ids must be in 0..{self.vocab_size - 1}, got {min(ids)}..{max(ids)}")
+        loop = asyncio.get_running_loop()
+        promise = Promise(loop, loop.create_future())
+        now_s = self._clock()
+        self._inbox.put(lambda: self._scheduler.submit(session, promise, ids, params, now_s), request=True)
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                return await promise.future
+        except (asyncio.CancelledError, TimeoutError):
+            await self.cancel(session)
+            raise
+
+    async def cancel(self, session: str) -> None:
+        self._inbox.put(lambda: self._scheduler.cancel(session), late_ok=True)
+
+    async def close(self, session: str) -> None:
+        self._open.discard(session)
+        self._inbox.put(lambda: self._scheduler.close(session), late_ok=True)
+
+    async def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        session = await self.open()
+        try:
+            return await self.generate(session, prompt_ids, params)
+        finally:
+            await self.close(session)
+
+    def publish(self, params: Any, version: int) -> None:
+        self._inbox.put(lambda: self._turn.swap(params, version))
+        self.version = version
+
+    def stats(self) -> dict[str, int | float]:
+        names = ("prefilled_tokens", "decoded_tokens", "recomputed_tokens", "swaps", "evictions", "cancelled", "refused")
+        counts = {name: self._scheduler.counts[name] for name in names}
+        return counts | self._turn.stats() | {"undelivered": self._inbox.undelivered}
+
+    async def aclose(self) -> None:
+        self._inbox.close(SamplerClosed("the sampler is closed"))
+        await asyncio.to_thread(self._thread.join, self._close_timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine thread did not stop within {self._close_timeout_s} s")
+
+    def _run(self) -> None:
+        """The engine thread: messages, then one turn, until closed or broken."""
+        scheduler = self._scheduler
+        try:
+            while not self._inbox.closed:
+                busy = bool(scheduler.running or scheduler.waiting)
+                if not busy:
+                    gather_s, limit = self._gather
+                    self._inbox.wait(gather_s, limit, lambda: min(len(self._open), self._max_slots))
+                for message in self._inbox.take():
+                    message()
+                self._turn.step()
+                self._inbox.undelivered += resolve(scheduler.done)
+            error: Exception = self._inbox.reason or SamplerClosed("the sampler is closed")
+        except Exception as broken:  # supervised: every caller gets it, now and later
+            error = broken
+            self._inbox.close(broken)
+        for message in self._inbox.take():
+            message()
+        scheduler.fail_all(error)
+        self._inbox.undelivered += resolve(scheduler.done)

@@ -1,0 +1,165 @@
+"""Where metrics go: a JSONL file (the run's own record) and TensorBoard, behind one protocol.
+
+Owns: ``Tracker``, its two implementations, the fan-out, and ``read_jsonl``.
+Promises: one JSON object per line, flushed at every ``log``; after a kill the reader drops at most one torn last line, and reopening the
+file continues on a fresh line. Every combination of trackers, none included, runs. Sums become means here and nowhere earlier.
+Does not: buffer across steps or hide errors: a full disk raises.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from crl_jax.records import Sum
+
+Scalar = float | int | Sum
+
+
+class Tracker(Protocol):
+    """A sink for metrics."""
+
+    def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+        """Records the numbers of one step. A Sum is recorded as its mean; a Sum of count 0 is left out."""
+        ...
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Records a text, e.g. a transcript."""
+        ...
+
+    def close(self) -> None:
+        """Flushes and releases files; calling it twice is harmless."""
+        ...
+
+
+class JsonlTracker:
+    """Appends ``{"step": s, "kind": "metrics" | "text", ...}`` lines to a file."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _end_torn_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+        """One line; numbers that are not finite are written as the strings "nan", "inf", "-inf", so the line stays valid JSON."""
+        self._write({"step": step, "kind": "metrics", **{k: _json_number(v) for k, v in displayed(metrics).items()}})
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """One line with ``tag`` and ``text``."""
+        self._write({"step": step, "kind": "text", "tag": tag, "text": text})
+
+    def close(self) -> None:
+        """Flushes to disk and closes the file."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+class TensorBoardTracker:
+    """Writes TensorBoard event files by tensorboardX (no TensorFlow)."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        from tensorboardX import SummaryWriter  # late: 1-3 s of import
+
+        self._writer = SummaryWriter(str(folder))
+        self._closed = False
+
+    def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+        """One scalar per metric."""
+        for key, value in displayed(metrics).items():
+            self._writer.add_scalar(key, value, step)  # pyright: ignore[reportUnknownMemberType]
+        self._writer.flush()
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """A text panel; the text is shown verbatim."""
+        self._writer.add_text(tag, "    " + text.replace("\n", "\n    "), step)  # pyright: ignore[reportUnknownMemberType]
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        if not self._closed:
+            self._closed = True
+            self._writer.close()
+
+
+class FanOut:
+    """Hands everything to each of several trackers, in order."""
+
+    def __init__(self, trackers: tuple[Tracker, ...]) -> None:
+        self._trackers = trackers
+
+    def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
+        """As ``Tracker.log``."""
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """As ``Tracker.text``."""
+        for tracker in self._trackers:
+            tracker.text(step, tag, text)
+
+    def close(self) -> None:
+        """Closes all, the last first."""
+        for tracker in reversed(self._trackers):
+            tracker.close()
+
+
+def open_trackers(run_dir: pathlib.Path, *, jsonl: bool = True, tensorboard: bool = True) -> FanOut:
+    """The trackers of a run: ``run_dir/metrics.jsonl`` and ``run_dir/tensorboard``, each if asked for."""
+    trackers: list[Tracker] = []
+    if jsonl:
+        trackers.append(JsonlTracker(run_dir / "metrics.jsonl"))
+    if tensorboard:
+        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
+    return FanOut(tuple(trackers))
+
+
+def displayed(metrics: Mapping[str, Scalar]) -> dict[str, float]:
+    """Metrics as plain floats: means of Sums, without the Sums nothing was counted in."""
+    numbers: dict[str, float] = {}
+    for key, value in metrics.items():
+        if isinstance(value, Sum):
+            if float(value.count) == 0:
+                continue
+            numbers[key] = value.mean()
+        else:
+            numbers[key] = float(value)
+    return numbers
+
+
+def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file in file order. A torn last line is dropped.
+
+    A step that was run again after a resume appears twice; the later row counts (``report`` uses it). Raises ValueError for a broken line
+    that is not the last one and does not look torn (it is no prefix of an object).
+    """
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if line.startswith("{") and not line.endswith("}"):
+                continue  # torn by a kill; a resumed run went on below it
+            raise ValueError(f"{path}:{number} is no metrics line: {line[:60]!r}") from None
+        rows.append({k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in row.items()} if isinstance(row, dict) else {})
+    return rows
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _end_torn_line(path: pathlib.Path) -> None:
+    if path.exists() and path.stat().st_size:
+        with path.open("rb+") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")

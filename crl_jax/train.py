@@ -1,0 +1,184 @@
+"""Complementary Reinforcement Learning, as one loop.
+
+    repeat
+      collect groups of episodes: half guided by an experience from the bank, half free         (collector, concurrently, bounded lag)
+      hand every finished episode to the bank's manager: usage, credit, distillation            (manager, concurrently)
+      actor:      A within (group, condition); one clipped policy-gradient step                 (GRPO, paper Eq. 5)
+      extractor:  when its buffer is full, one CISPO step on the experiences' mean rewards      (paper Eq. 3, 7)
+      publish both weights to their samplers
+
+Owns: the order of things in a run. Promises: lag is at most ``run.max_lag`` versions; every wait has a deadline; a run that stops, for whatever
+reason, ends its processes; what was saved can be resumed. Does not: build the parts (``build``) or play episodes (``rollout``).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from crl_jax import build
+from crl_jax.config.schema import Config
+from crl_jax.evaluate import evaluate
+from crl_jax.records import Condition, Episode, Group, Sum
+from crl_jax.rollout.assemble import actor_samples, extractor_samples, success_rate
+from crl_jax.run_state import RunCounters, restore_run, save_run
+from crl_jax.telemetry.progress import progress_line
+from crl_jax.telemetry.spans import Spans
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One collected batch: its groups, the task position it started at and how long it took (s)."""
+
+    step: int
+    groups: list[Group]
+    collect_s: float
+
+    @property
+    def episodes(self) -> list[Episode]:
+        return [episode for group in self.groups for episode in group.episodes]
+
+
+def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = print, clock: Callable[[], float] = time.monotonic) -> pathlib.Path:
+    """Run ``config`` to its last step and return the run's folder. ``resume`` continues from the newest complete checkpoint, if there is one.
+
+    Raises FileExistsError when the folder already holds a run and ``resume`` is False, and whatever error stopped a part of the run.
+    """
+    spans = Spans()
+    with build.open_run(config, resume=resume) as run:
+        with spans("restore"):
+            counters = restore_run(run) if resume else RunCounters()
+        out(run.describe(counters.step))
+        started, first = clock(), counters.step
+        if first == 0:
+            with spans("evaluate"):
+                evaluate(run, step=0)
+        admission = _Admission(run, first)
+        for step in range(first, config.run.steps):
+            run.profiler.before(step)
+            with spans("collect"):
+                batch = admission.take(step)
+            admission.admit_before(step + 1 + config.run.max_lag)
+            metrics: dict[str, Any] = dict(_rollout_metrics(batch, run.actor.version))
+            with spans("bank"):
+                run.feed_bank(batch.episodes, step)
+            with spans("actor_step"):
+                metrics |= _learn_actor(run, batch)
+            with spans("extractor_step"):
+                metrics |= _learn_extractor(run, step)
+            counters = dataclasses.replace(counters, step=step + 1, env_steps=counters.env_steps + sum(len(e.turns) for e in batch.episodes), extractor_updates=run.extractor_updates)
+            last = step + 1 == config.run.steps or _out_of_time(config, clock() - started)
+            if last or (config.run.eval_every and (step + 1) % config.run.eval_every == 0):
+                with spans("evaluate"):
+                    evaluate(run, step=step + 1)
+            if last or (config.run.save_every and (step + 1) % config.run.save_every == 0):
+                with spans("checkpoint"):
+                    save_run(run, counters)
+            phases = spans.take()
+            metrics |= run.metrics() | {"env_steps": counters.env_steps, "step_s": sum(phases.values())}
+            run.trackers.log(step + 1, metrics | {f"phase_s/{name}": seconds for name, seconds in phases.items()})
+            show_text(run, step, batch.episodes)
+            out(progress_line(step + 1, config.run.steps, metrics, phases))
+            if last:
+                break
+        return run.folder
+
+
+class _Admission:
+    """Starts the collection of future batches, at most ``max_lag`` ahead of the learner, and hands them over in order."""
+
+    def __init__(self, run: build.Run, first: int):
+        self._run, self._next = run, first
+        self._running: dict[int, concurrent.futures.Future[Batch]] = {}
+
+    def admit_before(self, end: int) -> None:
+        """Start every batch below ``end`` that has not been started."""
+        while self._next < min(end, self._run.config.run.steps):
+            self._running[self._next] = self._run.shell.start(_collect(self._run, self._next))
+            self._next += 1
+
+    def take(self, step: int) -> Batch:
+        """The batch of ``step``; waits for it, at most the run's collection deadline."""
+        self.admit_before(step + 1)
+        return self._run.shell.wait(self._running.pop(step), self._run.collect_deadline_s, f"the rollout of step {step}")
+
+
+async def _collect(run: build.Run, step: int) -> Batch:
+    started = time.monotonic()
+    count = run.config.run.groups_per_step
+    guided = run.guided_per_group(step)
+    groups = await run.collector.groups(run.stream.tasks(step * count, count), batch_id=f"s{step}", guided=guided)
+    return Batch(step, groups, time.monotonic() - started)
+
+
+def _learn_actor(run: build.Run, batch: Batch) -> dict[str, Any]:
+    loss = run.config.actor.loss
+    samples, counts = actor_samples(batch.groups, normalise=loss.normalise, split=loss.advantage_over == "subgroup")
+    metrics: dict[str, Any] = {f"actor/{name}": n for name, n in counts.items()}
+    if samples and run.trains_actor:
+        metrics |= {f"actor/{name}": value for name, value in run.actor.update(samples).items()}
+        run.actor.publish()
+    return metrics | {"actor/version": run.actor.version}
+
+
+def _learn_extractor(run: build.Run, step: int) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    while run.trains_extractor and (evidence := run.pop_evidence(step)) is not None:
+        samples, weights = extractor_samples(evidence, step=step, alpha=run.config.extractor.loss.alpha, cooldown_steps=run.config.extractor.loss.cooldown_steps)
+        metrics |= {f"extractor/{name}": value for name, value in run.extractor.update(samples).items()}
+        metrics |= {"extractor/reward": Sum(sum(e.reward for e in evidence), len(evidence)), "extractor/weight": Sum(sum(weights), len(weights))}
+        run.record_training(evidence, weights, step)
+        run.extractor.publish()
+    return metrics | ({"extractor/version": run.extractor.version} if run.extractor else {})
+
+
+def _rollout_metrics(batch: Batch, version: int) -> dict[str, Any]:
+    episodes = batch.episodes
+    tokens = sum(int(e.log.loss_mask.sum()) for e in episodes)
+    lags = [version - e.started_version for e in episodes]
+    metrics: dict[str, Any] = {
+        "rollout/turns": Sum(sum(len(e.turns) for e in episodes), len(episodes)),
+        "rollout/invalid": Sum(sum(not t.valid for e in episodes for t in e.turns), sum(len(e.turns) for e in episodes)),
+        "rollout/asks": Sum(sum(t.tool for e in episodes for t in e.turns), len(episodes)),
+        "rollout/env_errors": sum(e.reward is None for e in episodes),
+        "rollout/tokens_per_s": sum(len(e.log) for e in episodes) / max(batch.collect_s, 1e-9),
+        "rollout/sampled_tokens": tokens,
+        "rollout/collect_s": batch.collect_s,
+        "lag/mean": Sum(sum(lags), len(lags)),
+        "lag/max": max(lags),
+    }
+    for condition in Condition:
+        won, played = success_rate(episodes, condition)
+        if played:
+            metrics[f"success/{condition.value}"] = Sum(won, played)
+    return metrics
+
+
+def _out_of_time(config: Config, elapsed_s: float) -> bool:
+    return 0 < config.run.deadline_s <= elapsed_s
+
+
+def show_text(run: build.Run, step: int, episodes: list[Episode]) -> None:
+    """Every ``telemetry.text_every`` steps: one guided and one free episode as a person would read them, and the newest experiences."""
+    every = run.config.telemetry.text_every
+    if not every or step % every:
+        return
+    for condition in Condition:
+        shown = next((e for e in episodes if e.condition is condition), None)
+        if shown is not None:
+            run.trackers.text(step, f"episode/{condition.value}", as_text(shown, run.lesson_texts(shown)))
+    if run.manager is not None:
+        newest = [entry for space in run.manager.state.spaces.values() for entry in list(space.values())[-8:]]
+        run.trackers.text(step, "experiences", "\n".join(f"[{e.id} v{e.author_version}] {e.text}" for e in newest) or "(none yet)")
+
+
+def as_text(episode: Episode, lessons: list[str]) -> str:
+    """An episode as a person would read it."""
+    lines = [f"goal: {episode.task.goal}", *(f"lesson: {text}" for text in lessons)]
+    for turn in episode.turns:
+        lines += [f"  {turn.observation.strip()}", f"> {turn.reply.strip()}" + ("  (asked the bank)" if turn.tool else "" if turn.valid else "  (invalid)")]
+    return "\n".join([*lines, f"  {episode.final_observation.strip()}", f"{'success' if episode.success else 'failure'} ({episode.status.value})"])

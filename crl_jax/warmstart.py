@@ -1,0 +1,273 @@
+"""The micro models' warm start: supervised learning on text of scripted play, a controlled stand-in for pretraining.
+
+What the weights get: reading an observation, moving sensibly, following a lesson half of the time, asking now and then; writing well-formed lessons that
+name the right place, answering from an entry, merging entries. What they do not get: any knowledge of a dungeon (levels are played under names drawn at
+random) and any relation between an episode and the advice written about it (the advice in the training text is drawn at random). That relation is what
+the extractor has to learn by CISPO.
+
+Owns: the data recipe, its seeds and the training loop. Does not: take part in a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import pathlib
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from crl_jax.build import ACTOR_PROMPTS, _actor_prompts, _extractor_prompts
+from crl_jax.experience import extractor
+from crl_jax.learner import objective
+from crl_jax.learner.batching import to_batch
+from crl_jax.learner.optimizer import make_optimizer, make_schedule
+from crl_jax.learner.state import init_state
+from crl_jax.learner.step import make_train_step
+from crl_jax.models.codec import ChatCodec
+from crl_jax.models.load import load_codec
+from crl_jax.models.presets import preset
+from crl_jax.models.safetensors_io import save_params
+from crl_jax.models.transformer import count_params, init
+from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Task, TokenLog, TrainSample
+from crl_jax.rollout.agent import Answer, Plan, run_episode
+from envs import players, registry
+from envs.minihack.compact import COLUMNS, ROWS
+
+__all__ = ["ACTOR_PROMPTS", "Recipe", "make_data", "warmstart"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the data is made and how long is trained. Probabilities are per episode."""
+
+    episodes: int = 5000
+    steps: int = 600
+    batch: int = 64
+    lr: float = 2e-3
+    seed: int = 0
+    max_turns: int = 7
+    guided: float = 0.6
+    lesson_right: float = 0.5
+    follow: float = 0.5
+    ask: float = 0.1
+    slip: float = 0.05  # a random move instead of the player's
+    noop_after_failure: float = 0.5
+
+
+def third(draw: random.Random) -> str:
+    """A third of a room, in words, drawn uniformly."""
+    return f"{draw.choice(ROWS)} {draw.choice(COLUMNS)}"
+
+
+def lesson_of(place: str, where: str) -> str:
+    """The text of a lesson as the micro vocabulary has it."""
+    return f"in the {place} the stairs are {where}"
+
+
+class _Local:
+    """An environment in this process, with the agent's asynchronous interface."""
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    async def reset(self, seed: int) -> Any:
+        return self._env.reset(seed)
+
+    async def step(self, text: str) -> Any:
+        return self._env.step(text)
+
+
+class _Scripted:
+    """A sampler whose replies come from a scripted player. One episode at a time."""
+
+    max_length, version = 10_000, 0
+
+    def __init__(self, codec: ChatCodec, reply: Callable[[str], str]):
+        self._codec, self._reply = codec, reply
+
+    async def open(self) -> str:
+        return "scripted"
+
+    async def close(self, session: str) -> None:
+        del session
+
+    async def generate(self, session: str, new_ids: Sequence[int], params: SamplingParams) -> Completion:
+        del session, params
+        ids = (*self._codec.encode(self._reply(self._codec.decode(new_ids))), self._codec.stop_ids[0])
+        return Completion(ids, (0.0,) * len(ids), (0,) * len(ids), (0,) * len(ids), Finish.STOP)
+
+
+class _Speaker:
+    """Turns what the actor reads into what the scripted player says: a question first (sometimes), then moves."""
+
+    def __init__(self, recipe: Recipe, draw: random.Random, place: str, player_of: Callable[[str], players.Player], lesson: str, asks: bool):
+        self._draw, self._place, self._slip = draw, place, recipe.slip
+        self._player_of, self._follow = player_of, draw.random() < recipe.follow
+        self._player = player_of(lesson if self._follow else "")
+        self._asks, self._last = asks, ""
+
+    def __call__(self, text: str) -> str:
+        if self._asks:
+            self._asks, self._last = False, text
+            return f"<search_and_ask> where are the stairs of the {self._place}</search_and_ask>"
+        if " the stairs are" in text and "lesson" not in text:
+            self._player, text = self._player_of(text if self._follow else ""), self._last
+        observation = text[text.rindex(self._place) + len(self._place) :] if self._place in text else text
+        observation = observation.replace(" you may ask", "")
+        move = self._player(observation)
+        return " " + (self._draw.choice(tuple(players._STEP)) if self._draw.random() < self._slip else move)
+
+
+def play(recipe: Recipe, codec: ChatCodec) -> list[Episode]:
+    """Episodes of scripted play in every training dungeon, under names drawn at random."""
+    draw = random.Random(recipe.seed)
+    prompts = _actor_prompts("micro")
+    names = registry.splits("dungeon")["train"]
+    places = [registry.spec(n).goal.removeprefix("find the stairs of the ") for split in registry.splits("dungeon").values() for n in split]
+    envs = {name: registry.make(name, style="compact", max_turns=recipe.max_turns) for name in names}
+    secret = {name: true_third(name) for name in names}
+
+    async def one(i: int) -> Episode:
+        name, place = draw.choice(names), draw.choice(places)
+        guided = draw.random() < recipe.guided
+        where = secret[name] if draw.random() < recipe.lesson_right else third(draw)
+        lesson = lesson_of(place, where) if guided and draw.random() < 0.9 else ""
+        asks = guided and draw.random() < recipe.ask
+
+        def player_of(advice: str) -> players.Player:
+            return players.make_player("follow" if advice else "explore", seed=draw.randrange(2**31), lesson=advice)
+
+        async def answer(task: Task, query: str, episode_id: str, number: int) -> Answer:
+            del task, query, episode_id, number
+            return Answer(f" the stairs are {where}")
+
+        plan = Plan(
+            id=f"w{i}",
+            group_id=f"w{i}",
+            condition=Condition.GUIDED if guided else Condition.FREE,
+            task=Task(name, draw.randrange(2**31), f"find the stairs of the {place}", "dungeon"),
+            sampling=SamplingParams(max_new_tokens=12),
+            max_turns=recipe.max_turns + asks,
+            lessons=(("scripted", lesson),) if lesson else (),
+            ask_uses=2 if guided else 0,
+        )
+        speaker = _Speaker(recipe, draw, place, player_of, lesson, asks)
+        return await run_episode(plan, env=_Local(envs[name]), sampler=_Scripted(codec, speaker), codec=codec, prompts=prompts, ask=answer if guided else None)
+
+    async def all_of_them() -> list[Episode]:
+        return [await one(i) for i in range(recipe.episodes)]
+
+    episodes = asyncio.run(all_of_them())
+    for env in envs.values():
+        env.close()
+    return episodes
+
+
+def true_third(name: str) -> str:
+    """Where the stairs of a training dungeon are, from its level design."""
+    from envs.dungeon import level
+
+    plan = level.design(name.partition("/")[2].replace("_", " "))
+    x, y = plan.stairs
+    return f"{ROWS[3 * y // 9]} {COLUMNS[3 * x // 9]}"
+
+
+def extractor_log(codec: ChatCodec, messages: Sequence[Any], response: str) -> TokenLog:
+    """A generation with the given response as its sampled tokens."""
+    ids = (*codec.encode(response), codec.stop_ids[0])
+    done = Completion(ids, (0.0,) * len(ids), (0,) * len(ids), (0,) * len(ids), Finish.STOP)
+    return TokenLog.empty().append_context(codec.render(messages), Provenance.PROMPT).append_completion(done)
+
+
+def distil_text(episode: Episode, known: str, recipe: Recipe, draw: random.Random) -> str:
+    """A well-formed response whose advice does not depend on the episode."""
+    place = episode.task.goal.removeprefix("find the stairs of the ")
+    if draw.random() < (0.05 if episode.success else recipe.noop_after_failure):
+        return '[{"op": "return"}]'
+    text = lesson_of(place, third(draw))
+    if known and draw.random() < 0.5:
+        return f'[{{"op": "update", "targets": [1], "experience": "{text}"}}]'
+    return f'[{{"op": "add", "experience": "{text}"}}]'
+
+
+def merge_case(places: Sequence[str], draw: random.Random) -> tuple[list[str], str]:
+    """Entries of a chunk and the response that joins those about one place, the later one winning."""
+    count = draw.randint(2, 5)
+    pool = draw.sample(list(places), draw.randint(max(1, count - 2), count))
+    entries = [(draw.choice(pool), third(draw)) for _ in range(count)]
+    groups = {place: [i for i, (p, _) in enumerate(entries, 1) if p == place] for place, _ in entries}
+    ops = [
+        f'{{"op": "update", "targets": [{", ".join(map(str, found))}], "experience": "{lesson_of(place, entries[found[-1] - 1][1])}"}}'
+        for place, found in groups.items()
+        if len(found) > 1
+    ]
+    return [lesson_of(*entry) for entry in entries], f"[{', '.join(ops)}]" if ops else '[{"op": "return"}]'
+
+
+def make_data(recipe: Recipe, codec: ChatCodec) -> tuple[list[TokenLog], list[Episode]]:
+    """Token logs for both roles, and the episodes they came from."""
+    episodes = play(recipe, codec)
+    draw = random.Random(recipe.seed + 1)
+    prompts = _extractor_prompts("micro")
+    places = [e.task.goal.removeprefix("find the stairs of the ") for e in episodes]
+    logs: list[TokenLog] = [episode.log for episode in episodes]
+    for episode, place in zip(episodes, places, strict=True):
+        known = lesson_of(place, third(draw)) if episode.shown else ""
+        messages = extractor.distil_messages(
+            prompts,
+            goal=episode.task.goal,
+            success=episode.success,
+            turns=episode.turns,
+            final_observation=episode.final_observation,
+            entries=[known] if known else [],
+            max_ops=3,
+        )
+        logs.append(extractor_log(codec, messages, distil_text(episode, known, recipe, draw)))
+        if draw.random() < 0.3:
+            asked, about, where = place, place if draw.random() < 0.8 else draw.choice(places), third(draw)
+            query = f" where are the stairs of the {asked}"
+            messages = extractor.ask_messages(prompts, query=query, entry=lesson_of(about, where))
+            logs.append(extractor_log(codec, messages, f" the stairs are {where}" if about == asked else "nothing found"))
+        if draw.random() < 0.3:
+            entries, response = merge_case(sorted(set(places)), draw)
+            logs.append(extractor_log(codec, extractor.merge_messages(prompts, entries=entries, max_ops=3), response))
+    return logs, episodes
+
+
+def as_language(log: TokenLog) -> TokenLog:
+    """The same tokens, all of them trained but the first: plain language modelling."""
+    provenance = np.full(len(log), int(Provenance.ACTION), np.int8)
+    provenance[0] = int(Provenance.PROMPT)
+    return dataclasses.replace(log, provenance=provenance)
+
+
+def warmstart(path: pathlib.Path, recipe: Recipe = Recipe(), *, out: Callable[[str], None] = print) -> float:
+    """Make the data, train, write the weights to ``path`` (float16 safetensors); returns the mean loss of the last 50 steps (nats per reply token)."""
+    codec = load_codec("builtin:micro")
+    logs, episodes = make_data(recipe, codec)
+    out(f"{len(logs)} sequences of {len(episodes)} episodes, scripted success {sum(e.success for e in episodes) / len(episodes):.3f}")
+    config = preset("micro", vocab_size=codec.tokenizer.vocab_size)
+    optimizer = make_optimizer(make_schedule("cosine", recipe.lr, steps=recipe.steps, warmup_steps=recipe.steps // 20), weight_decay=0.01)
+    state = init_state(init(config, jax.random.key(recipe.seed)), optimizer)
+    step = make_train_step(config, optimizer, objective.supervised(), temperature=1.0, allowed=None)
+    out(f"micro: {count_params(config) / 1e6:.2f} M parameters, {recipe.steps} steps of {recipe.batch} sequences")
+    lengths = (96, 128, 192, 256)
+    order = np.random.default_rng(recipe.seed).permutation
+    picks = itertools.chain.from_iterable(order(len(logs)) for _ in itertools.count())
+    losses: list[float] = []
+    for i in range(recipe.steps):
+        chosen = [logs[next(picks)] for _ in range(recipe.batch)]
+        language = i % 4 == 3
+        samples = [TrainSample(as_language(log) if language else log, 1.0) for log in chosen]
+        state, sums = step(state, to_batch(samples, row_buckets=(recipe.batch,), length_buckets=lengths, token_buckets=(64, 256)))
+        if not language:
+            losses.append(sums["loss"].mean())
+        if (i + 1) % 50 == 0:
+            out(f"step {i + 1}/{recipe.steps} loss {np.mean(losses[-38:]):.3f}")
+    save_params(state.params, path, dtype=np.float16)
+    return float(np.mean(losses[-38:]))

@@ -1,0 +1,39 @@
+"""From a model's reply to an action.
+
+Owns: the two action grammars.
+Promises: reasoning is never executed; a malformed reply is ``None``, never a guess.
+Does not: know which actions an environment has beyond the tuple it is given.
+
+``bare``    the whole reply, stripped, is the action (any case).
+``tagged``  the *last* well-formed ``<action>..</action>`` outside ``<think>..</think>``. Several actions in one reply: the last one counts.
+            A ``</think>`` without its opening tag closes reasoning that the chat template opened; a ``<think>`` never closed makes all that
+            follows reasoning.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Grammar = Literal["bare", "tagged"]
+
+_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
+_REASONING_TAIL = re.compile(r"<think>.*\Z", re.DOTALL | re.IGNORECASE)
+_REASONING_HEAD = re.compile(r"\A.*</think>", re.DOTALL | re.IGNORECASE)
+_ACTION = re.compile(r"<action>([^<>]*)</action>", re.IGNORECASE)
+
+
+def parse_action(reply: str, actions: tuple[str, ...], grammar: Grammar) -> str | None:
+    """The canonical action that ``reply`` names, or None. Raises ValueError for an unknown grammar."""
+    if grammar == "bare":
+        said = reply
+    elif grammar == "tagged":
+        visible = _REASONING_HEAD.sub("", _REASONING_TAIL.sub("", _REASONING.sub("", reply)))
+        found = _ACTION.findall(visible)
+        if not found:
+            return None
+        said = found[-1]
+    else:
+        raise ValueError(f"unknown action grammar {grammar!r}: use 'bare' or 'tagged'")
+    wanted = said.strip().casefold()
+    return next((action for action in actions if action.casefold() == wanted), None)

@@ -1,0 +1,64 @@
+"""Cross-field rules: each contradiction is found, and named with its fix."""
+
+import pytest
+
+from crl_jax.config import Config, ConfigError, check
+from crl_jax.config.load import parse_text
+
+BASE = "env: {family: dungeon}\n"
+
+
+def problems_of(*overrides: str) -> str:
+    try:
+        parse_text(BASE, overrides)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
+    assert problems_of() == ""
+    assert [p.key for p in check(Config())] == ["env.names"]
+    assert "not both" in problems_of("env.names=[dungeon/a]")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        pytest.param("actor.sampling.max_new_tokens=2048", "leaves no room for a prompt", id="C07-reply-longer-than-sequence"),
+        pytest.param("extractor.max_length=64", "`extractor.sampling.max_new_tokens`: 64 leaves no room", id="C07-extractor"),
+        pytest.param("actor.sampling.temperature=0", "all episodes of a group equal", id="C08-train-temperature"),
+        pytest.param("run.group_size=1", "makes every advantage 0", id="L36-group-of-one"),
+        pytest.param("run.group_size=2", "half of one episode always has advantage 0", id="L36-halves-of-one"),
+        pytest.param("run.group_size=5", "use an even group_size", id="even-split"),
+        pytest.param("extractor.loss.eps_high=1.28", "for a cap of 1.28 write 0.28", id="L19-cispo-cap"),
+        pytest.param("actor.loss.clip_high=1.2", "for a cap of 1.2 write 0.2", id="L19-grpo-cap"),
+        pytest.param("run.max_lag=-1", "must be 0 or more", id="lag"),
+        pytest.param("run.sync=true", "a synchronous run has lag 0", id="sync-lag"),
+        pytest.param("actor.microbatches=3", "does not divide the 128 episodes", id="actor-microbatches"),
+        pytest.param("extractor.microbatches=3", "does not divide batch_size 64", id="extractor-microbatches"),
+        pytest.param("extractor.buffer_capacity=8", "can never hold a batch of 64", id="buffer"),
+        pytest.param("run.name=../../x", "must stay inside run.dir", id="Z06-parent"),
+        pytest.param("run.name=/etc/x", "must stay inside run.dir", id="Z06-absolute"),
+        pytest.param("run.name=a/../../b", "must stay inside run.dir", id="Z06-inner"),
+        pytest.param("run.dir=runs/../..", "without", id="Z06-dir"),
+        pytest.param("telemetry.profile_steps=[5,5]", "must not be empty", id="profile"),
+        pytest.param("bank.merge_chunk=1", "2 or more entries", id="merge"),
+    ],
+)
+def test_contradictions_are_refused(override: str, message: str) -> None:
+    assert message in problems_of(override)
+
+
+def test_all_problems_are_reported_together() -> None:
+    text = problems_of("run.steps=0", "actor.sampling.top_p=0", "bank.top_k=0")
+    assert all(key in text for key in ("`run.steps`", "`actor.sampling.top_p`", "`bank.top_k`"))
+
+
+def test_the_baseline_needs_no_split_and_no_extractor() -> None:
+    assert problems_of("run.method=baseline", "run.group_size=5", "extractor.buffer_capacity=8") == ""
+    assert "no bank to ask" in problems_of("run.method=baseline", "ask.enabled=true")
+
+
+def test_the_cross_group_ablation_may_have_halves_of_one() -> None:
+    assert problems_of("run.group_size=2", "actor.loss.advantage_over=group") == ""

@@ -1,0 +1,43 @@
+"""Names, specs and errors of the registry."""
+
+import subprocess
+import sys
+
+import pytest
+
+from envs import registry
+from envs.api import EnvUnavailable
+
+
+def test_every_environment_is_described_without_its_game():
+    code = (
+        "import sys; from envs import registry; specs = [registry.spec(n) for n in registry.names()];"
+        "assert len(specs) == len({s.name for s in specs}) >= 11 + 48; assert len({s.goal for s in specs}) == len(specs);"
+        "assert not {'nle', 'minihack', 'gymnasium', 'jax'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_unknown_name_tells_the_nearest():
+    with pytest.raises(KeyError, match="dungeon/amber_cellar"):
+        registry.make("dungeon/amber_celar")
+
+
+def test_unknown_option_is_an_error():
+    with pytest.raises(TypeError, match="colour"):
+        registry.spec("dungeon/amber_cellar", colour="red")
+
+
+def test_missing_package_names_the_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minihack", None)
+    with pytest.raises(EnvUnavailable, match=r"pip install 'crl-jax\[minihack\]'"):
+        registry.make("dungeon/amber_cellar")
+
+
+@pytest.mark.parametrize("grammar", ["bare", "tagged"])
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_system_prompt_tells_the_actions(style, grammar):
+    spec = registry.spec("minihack/keyroom_dark_s5", style=style, grammar=grammar, max_turns=17)
+    assert all(action in spec.system_prompt for action in spec.actions)
+    assert ("<action>north</action>" in spec.system_prompt) == (grammar == "tagged")
+    assert spec.max_turns == 17

@@ -1,0 +1,113 @@
+"""The pure core: what each operation does to the entries."""
+
+import pytest
+
+from crl_jax.experience import bank
+from crl_jax.experience.bank import Author, BankState, Eviction, plan_eviction
+from crl_jax.records import BankOp, OpKind, Usage
+
+AUTHOR = Author("g1", 3, 5, ("e1",))
+
+
+def run(state, kind, text="", targets=(), namespace="room", **more):
+    return bank.apply(state, BankOp(kind, text, tuple(targets)), namespace=namespace, author=AUTHOR, **more)
+
+
+def filled(*texts, namespace="room", state=None):
+    state = state or BankState()
+    for text in texts:
+        state = run(state, OpKind.ADD, text, namespace=namespace).state
+    return state
+
+
+def texts(state, namespace="room"):
+    return [entry.text for entry in state.space(namespace).values()]
+
+
+def test_add_writes_a_named_entry():
+    done = run(BankState(), OpKind.ADD, "look first", op_index=2)
+    assert done.state.revision == 1
+    assert done.written == done.state.find("x00000001-2")
+    assert (done.written.generation_id, done.written.author_version, done.written.step, done.written.episode_ids) == ("g1", 3, 5, ("e1",))
+    assert BankState() == BankState({}, {}, 0)
+
+
+def test_update_replaces_its_targets_by_one_entry():
+    state = filled("a", "b", "c")
+    ids = list(state.space("room"))
+    done = run(state, OpKind.UPDATE, "ab", [ids[0], ids[1], ids[0]])
+    assert texts(done.state) == ["c", "ab"]
+    assert done.written.parents == done.retired == (ids[0], ids[1])
+    assert texts(state) == ["a", "b", "c"], "the old state is untouched"
+
+
+def test_update_with_lost_targets_is_counted_and_becomes_an_add():
+    state = filled("a")
+    some = run(state, OpKind.UPDATE, "new", ["x00000001-0", "gone"])
+    assert texts(some.state) == ["new"]
+    assert [p.code for p in some.problems] == ["unknown_target"]
+    none = run(state, OpKind.UPDATE, "new", ["gone"])
+    assert texts(none.state) == ["a", "new"]
+    assert [p.code for p in none.problems] == ["unknown_target", "update_became_add"]
+
+
+def test_merge_is_a_compare_and_set():
+    state = filled("a", "b")
+    ids = list(state.space("room"))
+    refused = run(state, OpKind.MERGE, "ab", [*ids, "gone"])
+    assert refused.state is state
+    assert refused.problems[-1].code == "merge_refused"
+    assert run(state, OpKind.MERGE, "ab", []).state is state
+    done = run(state, OpKind.MERGE, "ab", ids)
+    assert (texts(done.state), done.retired) == (["ab"], tuple(ids))
+
+
+@pytest.mark.parametrize("kind", [OpKind.ADD, OpKind.UPDATE, OpKind.MERGE])
+def test_nothing_vanishes_for_an_empty_text(kind):
+    state = filled("a")
+    done = run(state, kind, " \n", list(state.space("room")))
+    assert done.state is state
+    assert done.problems[-1].code == "empty_text"
+
+
+def test_noop_and_retire():
+    state = filled("a", "b")
+    assert run(state, OpKind.NOOP, "x", ["x00000001-0"]).state is state
+    done = run(state, OpKind.RETIRE, "", ["x00000001-0", "gone"])
+    assert (texts(done.state), done.written, done.state.revision) == (["b"], None, 3)
+    assert run(state, OpKind.RETIRE, "", ["gone"]).state is state
+
+
+@pytest.mark.parametrize("kind", [OpKind.UPDATE, OpKind.MERGE, OpKind.RETIRE])
+def test_X10_writes_are_scoped(kind):
+    state = filled("same", namespace="b", state=filled("same", namespace="a"))
+    in_b = list(state.space("b"))
+    done = run(state, kind, "new", in_b, namespace="a")
+    assert done.state.space("b") == state.space("b")
+    assert done.problems[0].code == "unknown_target"
+    changed = run(state, OpKind.UPDATE, "new", list(state.space("a")), namespace="a").state
+    assert (texts(changed, "a"), texts(changed, "b")) == (["new"], ["same"])
+
+
+def test_usage_is_counted_for_live_entries_and_starts_anew_unless_inherited():
+    state = filled("a", "b")
+    state = bank.observe(state, [("x00000001-0", True), ("x00000001-0", False), ("gone", True)], step=9)
+    assert state.usage == {"x00000001-0": Usage(2, 1, 9)}
+    assert state.revision == 3
+    assert bank.observe(state, [("gone", True)], step=9) is state
+    assert run(state, OpKind.UPDATE, "new", ["x00000001-0"]).state.usage == {}
+    heir = run(state, OpKind.UPDATE, "new", ["x00000001-0", "x00000002-0"], inherit_usage=True)
+    assert heir.state.usage == {heir.written.id: Usage(2, 1, 9)}
+
+
+def test_eviction_order():
+    state = filled("a", "b", "c", "d")
+    a, b, c, d = state.space("room")
+    state = bank.observe(state, [(a, True), (b, False), (c, True)], step=8)
+    state = bank.observe(state, [(a, True)], step=9)
+    assert plan_eviction(state, "room", capacity=4, policy=Eviction.FIFO) == ()
+    assert plan_eviction(state, "room", capacity=2, policy=Eviction.FIFO) == (a, b)
+    assert plan_eviction(state, "room", capacity=2, policy=Eviction.LRU) == (b, c)
+    assert plan_eviction(state, "room", capacity=3, policy=Eviction.UTILITY) == (b,)
+    assert plan_eviction(state, "room", capacity=1, policy=Eviction.LRU) == (b, c, a), "the newest stays"
+    assert d in state.space("room")

@@ -1,0 +1,106 @@
+"""Padding, bucketing and the supervised stream."""
+
+import itertools
+
+import numpy as np
+import pytest
+from toy_model import BUCKETS, sample, samples
+
+from crl_jax.learner.batching import to_batch
+from crl_jax.learner.pipeline import supervised_batches
+from crl_jax.records import Completion, Finish, Provenance, TokenLog, TrainSample
+
+
+def test_columns_by_hand() -> None:
+    log = TokenLog.empty().append_context([5, 6], Provenance.PROMPT)
+    log = log.append_completion(Completion((7, 8), (-0.5, -0.25), (3, 3), (1, 2), Finish.STOP))
+    log = log.append_context([9], Provenance.OBSERVATION).append_completion(Completion((4,), (-1.0,), (4,), (0,), Finish.STOP))
+    batch = to_batch([TrainSample(log, 0.5)], row_buckets=(2,), length_buckets=(4, 8), token_buckets=(2, 4))
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 4, 0, 0], [0] * 8]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, -1, -1], [-1] * 8]
+    assert batch.index.tolist() == [[2, 3, 5, 0], [0] * 4]
+    assert batch.mask.tolist() == [[True, True, True, False], [False] * 4]
+    assert batch.behaviour_logps.tolist() == [[-0.5, -0.25, -1.0, 0.0], [0.0] * 4]
+    assert batch.advantages.tolist() == [[0.5, 0.5, 0.5, 0.0], [0.0] * 4]
+    assert batch.states.tolist() == [[1, 2, 0, 0], [0] * 4]
+
+
+def test_L09_rows_that_fill_the_bucket_are_masked() -> None:
+    batch = to_batch(samples(5), **BUCKETS)
+    assert batch.tokens.shape == (8, 12)
+    assert not np.asarray(batch.mask)[5:].any()
+    assert (np.asarray(batch.positions)[5:] == -1).all()
+
+
+def test_smallest_fitting_bucket_in_any_order() -> None:
+    batch = to_batch(samples(3), row_buckets=(16, 4, 8), length_buckets=(64, 16), token_buckets=(32, 8))
+    assert (*batch.tokens.shape, batch.mask.shape[1]) == (4, 16, 8)
+
+
+def test_what_does_not_fit_is_an_error_that_names_the_fix() -> None:
+    rng = np.random.default_rng(0)
+    long = [*samples(2), sample(rng, 20, 1, 1.0)]
+    with pytest.raises(ValueError, match=r"sample 2 has 24 tokens, more than the largest bucket 12: raise max_length"):
+        to_batch(long, **BUCKETS)
+    with pytest.raises(ValueError, match=r"sample 0 has 8 trained tokens.*max_new_tokens"):
+        to_batch([sample(rng, 2, 7, 1.0)], **BUCKETS)
+    with pytest.raises(ValueError, match="batch has 9 rows"):
+        to_batch(samples(9), **BUCKETS)
+    with pytest.raises(ValueError, match="no samples"):
+        to_batch([], **BUCKETS)
+
+
+def test_a_token_without_predecessor_cannot_be_trained() -> None:
+    log = TokenLog.empty().append_completion(Completion((1,), (-1.0,), (0,), (0,), Finish.STOP))
+    with pytest.raises(ValueError, match="start logs with a prompt"):
+        to_batch([TrainSample(log, 1.0)], **BUCKETS)
+
+
+def numbered(count: int) -> list[TrainSample]:
+    """Samples whose first token is their number."""
+    done = Completion((0,), (-1.0,), (0,), (0,), Finish.STOP)
+    return [TrainSample(TokenLog.empty().append_context([i], Provenance.PROMPT).append_completion(done), 1.0) for i in range(count)]
+
+
+def stream(seed: int = 0, count: int = 10):
+    return supervised_batches(numbered(count), batch_size=4, seed=seed, length_buckets=(2,), token_buckets=(1,))
+
+
+def ids(batch) -> list[int]:
+    rows = np.asarray(batch.mask).any(axis=1)
+    return [int(t) for t in np.asarray(batch.tokens)[rows, 0]]
+
+
+def test_D06_tail_is_kept_and_masked() -> None:
+    batches = list(itertools.islice(stream(), 3))
+    assert [len(ids(b)) for b in batches] == [4, 4, 2]
+    assert all(b.tokens.shape == (4, 2) for b in batches)
+    assert sorted(itertools.chain.from_iterable(ids(b) for b in batches)) == list(range(10))
+
+
+def test_D04_epochs_differ_and_repeat_with_the_seed() -> None:
+    def epochs(seed: int) -> list[list[int]]:
+        got = [ids(b) for b in itertools.islice(stream(seed), 6)]
+        return [list(itertools.chain.from_iterable(part)) for part in (got[:3], got[3:])]
+
+    first, second = epochs(0)
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    assert epochs(0) == [first, second]
+    assert epochs(7) != [first, second]
+
+
+def test_D04_resume_continues_in_the_middle_of_an_epoch() -> None:
+    whole = [ids(b) for b in itertools.islice(stream(), 8)]
+    before = stream()
+    for _ in range(4):
+        next(before)
+    state = before.get_state()
+    after = stream()
+    after.set_state(state)
+    assert [ids(b) for b in itertools.islice(after, 4)] == whole[4:]
+
+
+def test_empty_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        stream(count=0)

@@ -1,0 +1,48 @@
+"""The same tokens from parameters and cache that are split over two devices."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from crl_jax.models import transformer
+from crl_jax.records import SamplingParams
+from crl_jax.serving.engine import Row, SlotEngine
+
+CONFIG = transformer.ModelConfig("tiny", 40, 16, 2, 4, 2, 8, 32, tie_embeddings=False)
+
+
+def tokens(params, mesh) -> tuple[list[int], list[float], SlotEngine, object]:
+    engine = SlotEngine(CONFIG, max_slots=2, max_length=32, row_buckets=(), chunk_buckets=(16,), max_steps=4, mesh=mesh)
+    rows = [Row(i, 0, list(range(3 + i, 12)), 8, SamplingParams(8, temperature=float(i), seed=5)) for i in range(2)]
+    state, first = engine.extend(params, engine.init_decode_state(), rows)
+    state, more = engine.generate(params, state, [0, 1], 4)
+    state, last = engine.generate(params, state, [0, 1], 3)
+    parts = [r.fetch() for r in (first, more, last)]
+    return [p[i].ids for i in range(2) for p in parts], [p[i].logps for i in range(2) for p in parts], engine, state
+
+
+def split(path, leaf, mesh):
+    """Output columns of q, k, v, gate, up over `tensor`; the rest replicated."""
+    column = any(str(getattr(p, "key", p)) in ("q", "k", "v", "gate", "up") for p in path) and leaf.ndim == 2
+    return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(None, "tensor") if column else PartitionSpec()))
+
+
+def test_two_devices_give_the_tokens_of_one():
+    params = transformer.init(CONFIG, jax.random.key(0))
+    params["head"]["kernel"] = params["head"]["kernel"] * 60
+    mesh = jax.make_mesh((2,), ("tensor",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    sharded = jax.tree_util.tree_map_with_path(lambda path, leaf: split(path, leaf, mesh), params)
+    ids, logps, _, _ = tokens(params, None)
+    ids2, logps2, engine, state = tokens(sharded, mesh)
+    assert ids == ids2
+    np.testing.assert_allclose(np.concatenate(logps), np.concatenate(logps2), atol=1e-4)
+    spec = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    assert all(x.sharding.is_equivalent_to(spec, x.ndim) for x in jax.tree.leaves(state.cache))
+    assert engine.max_slots == 2
+
+
+def test_a_mesh_that_does_not_divide_the_heads_is_refused():
+    mesh = jax.make_mesh((4,), ("tensor",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    with pytest.raises(ValueError, match="n_kv_heads=2"):
+        SlotEngine(CONFIG, max_slots=2, max_length=32, mesh=mesh)

@@ -1,0 +1,148 @@
+"""The host bookkeeping of the sampler, without any model: slots, queues, limits and counts."""
+
+import pytest
+
+from crl_jax.records import Finish, SamplingParams
+from crl_jax.serving.constraint import ActionTrie
+from crl_jax.serving.engine import Emitted
+from crl_jax.serving.scheduler import PromptTooLong, Scheduler, group_rows
+
+GREEDY = SamplingParams(max_new_tokens=2, temperature=0.0)
+
+
+def make(slots=2, length=16) -> Scheduler:
+    return Scheduler(slots, length, 2, ActionTrie.build([(3, 9), (4, 9)]))
+
+
+def run(scheduler: Scheduler, token: int = 1) -> None:
+    """One extend and, where needed, single generate steps, all giving ``token``."""
+    scheduler.admit(0.0)
+    for session, row in scheduler.to_extend():
+        request = session.request
+        scheduler.note_extended(session, len(row.tokens))
+        scheduler.note_sampled(session, request, Emitted([token], [-1.0], [0]), 0, fed=False)
+    for session in list(scheduler.running.values()):
+        scheduler.note_sampled(session, session.request, Emitted([token], [-1.0], [0]), 0, fed=True)
+
+
+def test_V01_every_slot_is_free_after_mixed_finishes():
+    scheduler = make()
+    for i in range(5):
+        scheduler.open(f"s{i}")
+        scheduler.submit(f"s{i}", i, [1, 2], GREEDY if i % 2 else SamplingParams(5, stop_ids=(1,)), 0.0)
+    scheduler.admit(0.0)
+    scheduler.cancel("s4")
+    while scheduler.running or scheduler.waiting:
+        run(scheduler)
+    assert sorted(h for h, _ in scheduler.done) == [0, 1, 2, 3, 4]
+    assert {h: c.finish for h, c in scheduler.done} == {
+        0: Finish.STOP,
+        1: Finish.LENGTH,
+        2: Finish.STOP,
+        3: Finish.LENGTH,
+        4: Finish.CANCELLED,
+    }
+    for i in range(5):
+        scheduler.close(f"s{i}")
+    assert sorted(scheduler.free) == [0, 1]
+
+
+def test_V03_cancel_and_close_are_idempotent():
+    scheduler = make()
+    scheduler.cancel("nope")
+    scheduler.close("nope")
+    scheduler.open("a")
+    scheduler.submit("a", "h", [1], GREEDY, 0.0)
+    scheduler.cancel("a")
+    scheduler.cancel("a")
+    assert [c.finish for _, c in scheduler.done] == [Finish.CANCELLED]
+    scheduler.submit("a", "next", [2], GREEDY, 0.0)
+    run(scheduler)
+    assert scheduler.done[-1][1].ids == (1, 1)
+    scheduler.close("a")
+    scheduler.close("a")
+    assert len(scheduler.free) == 2
+
+
+def test_V06_prompt_plus_new_is_at_most_the_length():
+    scheduler = make(length=16)
+    scheduler.open("a")
+    scheduler.submit("a", "exact", [1] * 10, SamplingParams(6), 0.0)
+    assert scheduler.sessions["a"].request.limit == 6
+    scheduler.close("a")
+    scheduler.open("a")
+    scheduler.submit("a", "clipped", [1] * 10, SamplingParams(7), 0.0)
+    assert scheduler.sessions["a"].request.limit == 6
+    scheduler.close("a")
+    scheduler.open("a")
+    scheduler.submit("a", "full", [1] * 16, SamplingParams(1), 0.0)
+    assert isinstance(scheduler.done[-1][1], PromptTooLong)
+    assert scheduler.sessions["a"].ids == []
+    scheduler.submit("a", "one", [1] * 15, SamplingParams(9), 0.0)
+    assert scheduler.sessions["a"].request.limit == 1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(0),
+        SamplingParams(1, temperature=-1.0),
+        SamplingParams(1, top_p=0.0),
+        SamplingParams(1, top_p=1.5),
+        SamplingParams(1, top_k=-1),
+        SamplingParams(1, stop_ids=(1, 2, 3)),
+    ],
+)
+def test_bad_parameters_are_refused_and_leave_the_session_usable(params):
+    scheduler = make()
+    scheduler.open("a")
+    scheduler.submit("a", "bad", [1], params, 0.0)
+    assert isinstance(scheduler.done[-1][1], ValueError)
+    scheduler.submit("a", "good", [1], GREEDY, 0.0)
+    run(scheduler)
+    assert scheduler.done[-1][1].finish == Finish.LENGTH
+
+
+def test_waiting_requests_are_admitted_in_order_and_idle_slots_are_evicted_longest_idle_first():
+    scheduler = make(slots=2)
+    for name in "abc":
+        scheduler.open(name)
+    for name in "ab":
+        scheduler.submit(name, name, [1, 2, 3], GREEDY, 0.0)
+    run(scheduler)
+    scheduler.submit("c", "c", [1], GREEDY, 0.0)
+    scheduler.admit(0.0)
+    assert scheduler.sessions["a"].slot is None
+    assert scheduler.sessions["b"].slot is not None
+    run(scheduler)
+    scheduler.submit("a", "a2", [5], GREEDY, 0.0)
+    run(scheduler)
+    counts = scheduler.counts
+    assert counts["evictions"] == 2
+    assert counts["prefilled_tokens"] == 3 + 3 + 1 + 1
+    assert counts["recomputed_tokens"] == 4  # a's prompt and the one sampled token that had been fed
+
+
+def test_R14_swap_restarts_running_requests_and_invalidates_idle_ones():
+    scheduler = make()
+    scheduler.open("a")
+    scheduler.submit("a", "h", [1, 2, 3], SamplingParams(5, temperature=0.0), 0.0)
+    run(scheduler)
+    scheduler.swap()
+    ((session, row),) = scheduler.to_extend()
+    assert list(row.tokens) == [1, 2, 3, 1, 1]
+    assert (row.start, row.budget, row.counter) == (0, 3, 2)
+    scheduler.note_extended(session, 5)
+    assert scheduler.counts["recomputed_tokens"] == 4
+    assert scheduler.counts["prefilled_tokens"] == 3
+
+
+def test_batches_put_like_sizes_together_fill_padding_and_cut_long_inputs():
+    scheduler = make(slots=8, length=64)
+    for i, n in enumerate([3, 3, 3, 30, 3]):
+        scheduler.open(f"s{i}")
+        scheduler.submit(f"s{i}", i, [1] * n, GREEDY, 0.0)
+    scheduler.admit(0.0)
+    groups = group_rows(scheduler.to_extend(), (2, 8), (4, 16))
+    assert [[len(r.tokens) for _, r in g] for g in groups] == [[16, 3], [3, 3, 3]]
+    assert groups[0][0][1].budget == 0
