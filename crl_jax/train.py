@@ -27,6 +27,7 @@ from crl_jax.records import Condition, Episode, Group, Sum
 from crl_jax.rollout.assemble import actor_samples, extractor_samples, success_rate
 from crl_jax.run_state import RunCounters, restore_run, save_run
 from crl_jax.telemetry.progress import progress_line
+from crl_jax.telemetry.report import print_report
 from crl_jax.telemetry.spans import Spans
 
 
@@ -182,3 +183,8 @@ def as_text(episode: Episode, lessons: list[str]) -> str:
     for turn in episode.turns:
         lines += [f"  {turn.observation.strip()}", f"> {turn.reply.strip()}" + ("  (asked the bank)" if turn.tool else "" if turn.valid else "  (invalid)")]
     return "\n".join([*lines, f"  {episode.final_observation.strip()}", f"{'success' if episode.success else 'failure'} ({episode.status.value})"])
+
+
+def main(config: Config, *, resume: bool = False) -> int:
+    """``crl train``: run, then print the report of the run; returns the exit code."""
+    return print_report(train(config, resume=resume))

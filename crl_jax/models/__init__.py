@@ -1,0 +1,1 @@
+"""Language models, tokenizers, chat templates, weight files and the sentence embedder. Import the module you need."""

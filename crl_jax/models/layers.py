@@ -201,7 +201,7 @@ class Transformer(nnx.Module):
     def cached(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, rows: Int[Array, " B"] | None
     ) -> tuple[Float[Array, "B T D"], KVCache]:
-        """Final hidden states of new tokens after those in ``cache``, and the cache with them written. ``rows`` None: row i is cache row i."""
+        """Final hidden states of new tokens after those in ``cache``, and the cache with them. ``rows`` None: row i is cache row i."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
         mask = jnp.arange(cache.length) <= positions[:, :, None]
         index = jnp.arange(tokens.shape[0]) if rows is None else rows

@@ -1,8 +1,8 @@
 """Constrained actions: a trie over token ids, compiled to two tables that fit on a device.
 
 Owns: turning a list of whole actions (each a token id sequence that ends with the stop id) into ``allowed`` and ``next_state``.
-Promises: state 0 means "no constraint" and its row is unused; state 1 is the root; a path from the root spells exactly the given actions, so the
-softmax over ``allowed[state]`` at each step is a distribution over the legal continuations.
+Promises: state 0 means "no constraint" and its row is unused; state 1 is the root; a path from the root spells exactly the given
+actions, so the softmax over ``allowed[state]`` at each step is a distribution over the legal continuations.
 Does not: know tokenizers, text, or how sampling works.
 """
 
@@ -23,7 +23,8 @@ COMPLETE = -1  # the value in ``next_state`` after an action's last id, and the 
 class ActionTrie:
     """Legal continuations per state. ``S`` states, at most ``A`` continuations each; -1 pads.
 
-    ``allowed[s, a]`` is a token id that may be sampled in state s and ``next_state[s, a]`` the state after it (``COMPLETE`` after the stop id).
+    ``allowed[s, a]`` is a token id that may be sampled in state s and ``next_state[s, a]`` the state after it (``COMPLETE`` after the
+    stop id).
     """
 
     allowed: Int[np.ndarray, "S A"]
@@ -33,8 +34,8 @@ class ActionTrie:
     def build(action_ids: Sequence[Sequence[int]]) -> ActionTrie:
         """The trie of ``action_ids``; duplicates count once.
 
-        Raises ValueError when there is no action, an action is empty or has a negative id, or one action is a beginning of another (then "complete"
-        would be ambiguous: end every action with the stop id).
+        Raises ValueError when there is no action, an action is empty or has a negative id, or one action is a beginning of another (then
+        "complete" would be ambiguous: end every action with the stop id).
         """
         if not action_ids:
             raise ValueError("an action trie needs at least one action")
@@ -51,7 +52,9 @@ class ActionTrie:
         return ActionTrie(allowed, next_state)
 
     def advance(self, state: int, token: int) -> int:
-        """The state after ``token`` in ``state``: ``COMPLETE`` at the end of an action, 0 from 0. Raises ValueError for a token that is not allowed."""
+        """The state after ``token`` in ``state``: ``COMPLETE`` at the end of an action, 0 from 0. Raises ValueError for a token that is
+        not allowed.
+        """
         if state == UNCONSTRAINED:
             return UNCONSTRAINED
         columns = np.flatnonzero(self.allowed[state] == token)

@@ -1,8 +1,8 @@
 """The slot engine: turns lists of rows into padded dispatches of the two compiled programs.
 
 Owns: batch shapes (row and chunk buckets), packing, and reading results back.
-Promises: one small array in and one out per dispatch; results are fetched only when asked (``fetch``), so several dispatches can be queued; engines with
-the same model and shapes share compiled programs.
+Promises: one small array in and one out per dispatch; results are fetched only when asked (``fetch``), so several dispatches can be
+queued; engines with the same model and shapes share compiled programs.
 Does not: know sessions or versions (see scheduler), nor JetStream (see jetstream_engine, which puts this engine behind that interface).
 """
 
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int
 
 from crl_jax.models import transformer
 from crl_jax.records import SamplingParams
@@ -27,9 +27,11 @@ from crl_jax.serving.constraint import ROOT, UNCONSTRAINED, ActionTrie
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Tokens to append to one slot. ``start`` tokens of it are in the cache already; ``budget`` 0 means that more input follows, so nothing is sampled.
+    """Tokens to append to one slot. ``start`` tokens of it are in the cache already; ``budget`` 0 means that more input follows, so
+    nothing is sampled.
 
-    ``counter`` is the number of tokens already sampled for this request and ``state`` the constraint state to sample in (0 = unconstrained).
+    ``counter`` is the number of tokens already sampled for this request and ``state`` the constraint state to sample in (0 =
+    unconstrained). Of ``params.seed`` the low 31 bits are used.
     """
 
     slot: int
@@ -73,8 +75,8 @@ def read_result(data: Int[np.ndarray, "R W"], rows: Sequence[int]) -> list[Emitt
 class SlotEngine:
     """``max_slots`` sequences of up to ``max_length`` tokens each.
 
-    ``max_steps`` is the most tokens per slot in one ``generate`` dispatch. With a mesh the cache is split over its ``tensor`` axis by kv heads
-    (replicated when there is no such axis); the parameters are used as they are placed.
+    ``max_steps`` is the most tokens per slot in one ``generate`` dispatch. With a mesh the cache is split over its ``tensor`` axis by kv
+    heads (replicated when there is no such axis); the parameters are used as they are placed.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class SlotEngine:
         return programs.init_state(self._program, self.max_slots, self.max_length)
 
     def extend(self, params: Any, decode_state: programs.DecodeState, rows: Sequence[Row]) -> tuple[programs.DecodeState, Any]:
-        """Appends each row's tokens to its slot and samples one token where ``budget`` > 0. Each slot at most once; tokens at most the largest chunk.
+        """Appends each row's tokens to its slot and samples one token where ``budget`` > 0. Each slot at most once; tokens at most the
+        largest chunk.
 
         Donates ``decode_state``. The result's ``fetch`` gives one ``Emitted`` per row, in order.
         """

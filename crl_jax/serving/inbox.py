@@ -1,7 +1,8 @@
 """Messages to the engine thread and results back to event loops.
 
-Owns: the one lock between callers and the engine thread. Promises: messages run in the order they were put; after ``close`` nothing is accepted, and
-whatever was accepted is still handed over; results of one turn reach each event loop in one wake-up. Does not: know what a message does.
+Owns: the one lock between callers and the engine thread. Promises: messages run in the order they were put; after ``close`` nothing is
+accepted, and whatever was accepted is still handed over; results of one turn reach each event loop in one wake-up. Does not: know what a
+message does.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Inbox:
 
 
 def resolve(done: list[tuple[Promise, Any]]) -> int:
-    """Settles every promise in ``done`` and empties it; one wake-up per event loop. Returns how many loops' results could not be delivered."""
+    """Settles every promise in ``done`` and empties it; one wake-up per event loop. Returns how many loops' results could not be
+    delivered.
+    """
     by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = defaultdict(list)
     for promise, value in done:
         by_loop[promise.loop].append((promise.future, value))

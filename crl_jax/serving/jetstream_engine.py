@@ -1,12 +1,13 @@
 """The slot engine as a JetStream engine: ``engine_api.Engine`` of google-jetstream 0.2.2, plus what reinforcement learning needs.
 
-Owns: the mapping between JetStream's calls and the slot engine's programs. JetStream has ``prefill`` (one prompt to a prefix), ``insert`` (a prefix into a
-slot) and ``generate`` (the next token of every slot). Added here: ``extend`` (append new turns to slots in place, batched), several exact steps per
-``generate``, and per token its log-probability and constraint state, as further columns of ``ResultTokens.data``.
-Promises: all of them change the same decode state, so they may be mixed. A prefix is a decode state with one slot whose last prompt token is not in the
-cache yet; the first ``generate`` after ``insert`` therefore samples the first new token.
-Does not: use JetStream's Driver, which kills the whole process on any error in its threads; ``EngineSampler`` drives this class instead. The Driver does
-work on it, in a process of its own.
+Owns: the mapping between JetStream's calls and the slot engine's programs. JetStream has ``prefill`` (one prompt to a prefix),
+``insert`` (a prefix into a slot) and ``generate`` (the next token of every slot). Added here: ``extend`` (append new turns to slots in
+place, batched), several exact steps per ``generate``, and per token its log-probability and constraint state, as further columns of
+``ResultTokens.data``.
+Promises: all of them change the same decode state, so they may be mixed. A prefix is a decode state with one slot whose last prompt
+token is not in the cache yet; the first ``generate`` after ``insert`` therefore samples the first new token.
+Does not: use JetStream's Driver, which kills the whole process on any error in its threads; ``EngineSampler`` drives this class instead.
+The Driver does work on it, in a process of its own.
 
 Importing this module imports JetStream: import it where it is wanted, not at the top of other modules.
 """
@@ -35,7 +36,8 @@ _PREFILL_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32
 class SampledTokens(engine_api.ResultTokens):  # type: ignore[misc]
     """``ResultTokens`` with more columns: bits of the float32 log-probs, then the constraint states, one of each per token.
 
-    The tokens of a slot in one dispatch take the place of JetStream's speculative tokens: the valid ones come first. ``rows`` are the requested rows.
+    The tokens of a slot in one dispatch take the place of JetStream's speculative tokens: the valid ones come first. ``rows`` are the
+    requested rows.
     """
 
     rows: tuple[int, ...] = struct.field(pytree_node=False, default=())

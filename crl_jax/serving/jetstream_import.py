@@ -1,7 +1,8 @@
 """Importing JetStream's engine interface without paying for TensorFlow.
 
-``jetstream.engine.engine_api`` itself needs only JAX and Flax, but it imports a tokenizer module that imports ``seqio``, which loads TensorFlow (about
-20 s and 1 GB) for two class names: a vocabulary base class and a SentencePiece vocabulary. Our engine builds its own tokenizer and uses neither.
+``jetstream.engine.engine_api`` itself needs only JAX and Flax, but it imports a tokenizer module that imports ``seqio``, which loads
+TensorFlow (about 20 s and 1 GB) for two class names: a vocabulary base class and a SentencePiece vocabulary. Our engine builds its own
+tokenizer and uses neither.
 
 Owns: placing a stand-in for ``seqio`` while JetStream's modules are first imported, under a lock, and taking it away again.
 Promises: if ``seqio`` is already imported the real one is used; afterwards ``import seqio`` elsewhere still gives the real package.
@@ -25,7 +26,9 @@ class _Vocabulary:
     """Takes the place of seqio's vocabulary classes; cannot be made."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("JetStream was imported without seqio: run `import seqio` before crl_jax.serving.jetstream_engine to use its vocabularies")
+        raise RuntimeError(
+            "JetStream was imported without seqio: run `import seqio` before crl_jax.serving.jetstream_engine to use its vocabularies"
+        )
 
 
 def import_jetstream(module: str = "jetstream.engine.engine_api") -> Any:

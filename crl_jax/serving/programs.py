@@ -1,12 +1,13 @@
 """The two compiled programs of the slot engine, as pure functions on arrays: ``extend`` and ``generate``.
 
 Owns: the decode state (a KV cache of S slots and, per slot, everything needed to go on sampling) and how one dispatch changes it.
-Promises: a slot's tokens do not depend on other slots; positions past a slot's length may hold stale keys but are never attended to; the cache and the
-fields of slots that a dispatch does not name are unchanged; the state is donated, so the caller must use only the state that comes back.
+Promises: a slot's tokens do not depend on other slots; positions past a slot's length may hold stale keys but are never attended to; the
+cache and the fields of slots that a dispatch does not name are unchanged; the state is donated, so the caller must use only the state
+that comes back.
 Does not: choose batch shapes, know sessions, or copy anything to the host.
 
-Invariant of a slot: ``length`` tokens are in the cache; ``last`` is the next token to feed (sampled, or the end of a prompt) and is not in it yet;
-``budget`` tokens may still be sampled (0 = finished or waiting for input).
+Invariant of a slot: ``length`` tokens are in the cache; ``last`` is the next token to feed (sampled, or the end of a prompt) and is not
+in it yet; ``budget`` tokens may still be sampled (0 = finished or waiting for input).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int
 
 from crl_jax.models import transformer
 from crl_jax.serving.constraint import COMPLETE, UNCONSTRAINED
@@ -72,7 +73,8 @@ def init_state(program: Program, max_slots: int, max_length: int) -> DecodeState
 
 
 def unpack_rows(packed: Int[Array, "R W"], max_stop_ids: int) -> tuple[Int[Array, " R"], Int[Array, " R"], SlotFields, Int[Array, "R C"]]:
-    """(slot, n, fields, tokens) of a packed batch; columns: slot, start, n, budget, counter, state, seed, top_k, temperature bits, top_p bits, stops, tokens.
+    """(slot, n, fields, tokens) of a packed batch; columns: slot, start, n, budget, counter, state, seed, top_k, temperature bits, top_p
+    bits, stops, tokens.
 
     ``fields.length`` is the start (the tokens already in the cache) and ``fields.last`` is unset.
     """
@@ -86,7 +88,9 @@ def unpack_rows(packed: Int[Array, "R W"], max_stop_ids: int) -> tuple[Int[Array
 def pack_result(
     ids: Int[Array, "R K"], valid: Bool[Array, "R K"], counter: Int[Array, " R"], logps: Float[Array, "R K"], states: Int[Array, "R K"]
 ) -> Int[Array, "R 4K+1"]:
-    """One int32 array to copy back: ids | valid | tokens sampled so far in the request | bits of the float32 log-probs | constraint states."""
+    """One int32 array to copy back: ids | valid | tokens sampled so far in the request | bits of the float32 log-probs | constraint
+    states.
+    """
     bits = jax.lax.bitcast_convert_type(logps, jnp.int32)
     return jnp.concatenate([ids, valid.astype(jnp.int32), counter[:, None], bits, states], axis=1)
 
@@ -97,15 +101,13 @@ def extend(
 ) -> tuple[DecodeState, Int[Array, "R 5"]]:
     """Appends up to C tokens to each named slot and samples the next token of every row whose budget is > 0.
 
-    A row with budget 0 is a part of an input that goes on in a later dispatch. Padding rows have n 0 and a slot number past the end. ``dense`` promises
-    that row i is slot i (R = S), which saves gathering cache rows.
+    A row with budget 0 is a part of an input that goes on in a later dispatch. Padding rows have n 0 and a slot number past the end.
+    ``dense`` promises that row i is slot i (R = S), which saves gathering cache rows.
     """
     slot, n, fields, tokens = unpack_rows(packed, program.max_stop_ids)
     column = jnp.arange(tokens.shape[1])
     positions = jnp.where(column < n[:, None], fields.length[:, None] + column, -1)
-    hidden, cache = transformer.hidden_states(
-        program.config, params, tokens, positions, cache=state.cache, slots=None if dense else slot
-    )
+    hidden, cache = transformer.hidden_states(program.config, params, tokens, positions, cache=state.cache, slots=None if dense else slot)
     final = jnp.take_along_axis(hidden, jnp.maximum(n - 1, 0)[:, None, None], axis=1)[:, 0]
     logits = transformer.unembed(program.config, params, final)
     ids, logps = sample(logits, fields.params, None if tables is None else tables.allowed)
@@ -126,7 +128,8 @@ def generate(
     width: int,
     dense: bool,
 ) -> tuple[DecodeState, Int[Array, "R 4K+1"]]:
-    """Up to ``steps`` <= ``width`` tokens for each named slot; each row stops exactly at its stop id or budget, and the loop ends when all have.
+    """Up to ``steps`` <= ``width`` tokens for each named slot; each row stops exactly at its stop id or budget, and the loop ends when
+    all have.
 
     Padding rows have a slot number past the end; with ``dense`` row i is slot i, and rows not to be stepped have that number instead.
     """

@@ -1,9 +1,9 @@
 """The sampler protocol, and ``EngineSampler``: a slot engine driven by one thread, used from asyncio.
 
 Owns: the thread, the hand-over of requests and results between it and event loops, and which weights are in use.
-Promises: after ``publish`` returns, the next dispatch uses the new weights and recomputes what older weights left in the cache, in-flight requests included;
-requests that arrive together are computed together; an exception in the engine thread fails every waiting and later call with that exception;
-every wait has a deadline.
+Promises: after ``publish`` returns, the next dispatch uses the new weights and recomputes what older weights left in the cache,
+in-flight requests included; requests that arrive together are computed together; an exception in the engine thread fails every waiting
+and later call with that exception; every wait has a deadline.
 Does not: copy or donate published parameters. They are used by reference, so the publisher must not donate them while they are in use.
 """
 
@@ -75,9 +75,9 @@ class Sampler(Protocol):
 class EngineSampler:
     """A ``Sampler`` over a ``SlotEngine`` (or the same engine behind JetStream's interface).
 
-    ``gather_s``: an idle engine that gets a request waits this long after each arrival for more (at most ``gather_limit`` times), so that a burst becomes
-    one dispatch; it does not wait when every open session has a request. ``request_timeout_s`` bounds one generate call.
-    ``clock`` gives seconds and is used for measuring only.
+    ``gather_s``: an idle engine that gets a request waits this long after each arrival for more (at most ``gather_limit`` times), so
+    that a burst becomes one dispatch; it does not wait when every open session has a request. ``request_timeout_s`` bounds one generate
+    call. ``clock`` gives seconds and is used for measuring only.
     """
 
     def __init__(

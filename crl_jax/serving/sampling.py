@@ -1,9 +1,9 @@
 """Sampling one token per row from logits, with everything about a request carried by its own row.
 
 Owns: temperature, top-k, top-p, the constraint mask, the random numbers, and the log-probability that is reported.
-Promises: a row's token depends only on its logits, its parameters, its seed and its counter, never on its neighbours or its place in the batch;
-greedy rows take the lowest id among equals; the reported log-probability is that of the *untruncated* softmax at the row's temperature over the
-allowed ids (greedy rows: at temperature 1), because that is what the learner can recompute.
+Promises: a row's token depends only on its logits, its parameters, its seed and its counter, never on its neighbours or its place in the
+batch; greedy rows take the lowest id among equals; the reported log-probability is that of the *untruncated* softmax at the row's
+temperature over the allowed ids (greedy rows: at temperature 1), because that is what the learner can recompute.
 Does not: know about caches, slots or stop ids.
 """
 
@@ -35,7 +35,8 @@ def sample(
     """Token ids and their log-probabilities (natural log, see the module's promise).
 
     ``allowed`` is ``ActionTrie.allowed``; None means that no row is constrained. Random numbers are Gumbel noise from
-    fold_in(fold_in(key(0), seed), counter), one draw per vocabulary entry. The sort that top-k and top-p need runs only when some row asks for it.
+    fold_in(fold_in(key(0), seed), counter), one draw per vocabulary entry. The sort that top-k and top-p need runs only when some row
+    asks for it.
     """
     greedy = rows.temperature <= 0
     scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, rows.temperature)[:, None]
@@ -61,7 +62,8 @@ def allowed_mask(state: Int[Array, " B"], allowed: Int[Array, "S A"], vocab: int
 
 
 def truncate(scaled: Float[Array, "B V"], top_k: Int[Array, " B"], top_p: Float[Array, " B"]) -> Float[Array, "B V"]:
-    """``scaled`` with -inf outside the kept set: first the ``top_k`` largest, then of those the smallest set whose renormalised mass is >= ``top_p``.
+    """``scaled`` with -inf outside the kept set: first the ``top_k`` largest, then of those the smallest set whose renormalised mass is
+    >= ``top_p``.
 
     Ties keep the lower id; the largest entry is always kept.
     """

@@ -1,10 +1,11 @@
 """Which session gets a slot, what to compute next, and when a request is finished: host bookkeeping only, no JAX and no threads.
 
 Owns: sessions (their token ids, how many of them are in the cache), requests, the slots, and the counters.
-Promises: requests are admitted first come first served; a slot is free or belongs to exactly one session; after ``swap`` no token is computed from keys
-of older weights; every request ends exactly once, in ``done``. Cancel and close are idempotent (unknown and finished ids are no-ops).
-Limits: prompt + new <= max_length exactly. A prompt that leaves no room for one token is refused with PromptTooLong; a larger ``max_new_tokens`` is
-clipped to the room and the completion then finishes with LENGTH.
+Promises: requests are admitted first come first served; a slot is free or belongs to exactly one session; after ``swap`` no token is
+computed from keys of older weights; every request ends exactly once, in ``done``. Cancel and close are idempotent (unknown and finished
+ids are no-ops).
+Limits: prompt + new <= max_length exactly. A prompt that leaves no room for one token is refused with PromptTooLong; a larger
+``max_new_tokens`` is clipped to the room and the completion then finishes with LENGTH.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ class Scheduler:
                 session.request.decoding = False
 
     def admit(self, now_s: float) -> None:
-        """Gives slots to waiting requests: their own, a free one, or that of the session that has been idle longest (which will be recomputed)."""
+        """Gives slots to waiting requests: their own, a free one, or that of the session that has been idle longest (which will be
+        recomputed).
+        """
         for session_id, session in list(self.waiting.items()):
             if session.slot is None and not self._take_slot(session):
                 continue
@@ -151,7 +154,9 @@ class Scheduler:
         request.decoding = high == len(session.ids)
 
     def note_sampled(self, session: Session, request: Request, emitted: Emitted, version: int, fed: bool) -> None:
-        """Tokens came back. ``fed``: each step first put the previous token into the cache (generate), unlike the first token after an input."""
+        """Tokens came back. ``fed``: each step first put the previous token into the cache (generate), unlike the first token after an
+        input.
+        """
         if session.request is not request or not emitted.ids:
             return  # cancelled or finished meanwhile
         session.ids.extend(emitted.ids)

@@ -1,7 +1,7 @@
 """One turn of the engine thread: admit, extend everything that is pending, generate for everything that is ready, read the results.
 
-Owns: the decode state and the weights in use. Promises: one version of the weights per turn; the dispatches of a turn are queued before the first result
-is waited for. Does not: know threads or futures.
+Owns: the decode state and the weights in use. Promises: one version of the weights per turn; the dispatches of a turn are queued before
+the first result is waited for. Does not: know threads or futures.
 """
 
 from __future__ import annotations

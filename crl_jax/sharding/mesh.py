@@ -7,6 +7,7 @@ its inputs is partitioned by the compiler. Does not: know models (``rules``) or 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +17,8 @@ DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 AXES = (DATA, FSDP, TENSOR)
 
 
-def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over ``devices`` (default: all), data x fsdp x tensor.
+def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over ``devices`` (JAX devices; default: all), data x fsdp x tensor.
 
     ``data`` replicates parameters, ``fsdp`` splits parameters and batch, ``tensor`` splits heads and MLP width. With every device of the
     platform in use the order follows the hardware's topology. Raises ValueError when the product is not the number of devices.

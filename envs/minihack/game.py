@@ -118,7 +118,7 @@ class Game:
 
 @functools.cache
 def _compiling_once(environment: type[Any]) -> type[Any]:
-    """A subclass that runs the level compiler (three processes) once per level description in this process, and copies its result after that."""
+    """A subclass that runs the level compiler once per level description in this process, and copies its result after that."""
     compiled: dict[str, bytes] = {}  # about 120 KiB a level
 
     def patch_nhdat(self: Any, des_file: str) -> None:

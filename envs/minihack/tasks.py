@@ -66,9 +66,11 @@ def make(name: str, **options: Any) -> MiniHackText:
     entry = registry[task["id"]]
     if not isinstance(entry.entry_point, str):
         raise TypeError(f"{task['id']}: expected an entry point in words, got {entry.entry_point!r}")
-    build = load_env_creator(entry.entry_point)  # the bare class: gymnasium's wrappers hide seed() and add a time limit
+    environment = load_env_creator(entry.entry_point)  # without gymnasium's wrappers, which hide seed() and add a time limit
+    if not isinstance(environment, type):
+        raise TypeError(f"{task['id']}: {entry.entry_point} is no class")
     return MiniHackText(
-        Game(build, **entry.kwargs),
+        Game(environment, **entry.kwargs),
         Room(*task["room"]),
         actions=_actions(name),
         style=chosen.style,

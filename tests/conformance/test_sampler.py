@@ -127,9 +127,7 @@ def test_R07_sampled_and_constrained_log_probs_equal_teacher_forcing(make):
 
 def mixed(i: int) -> tuple[list[int], SamplingParams]:
     stops = (20, 21) if i % 3 == 0 else ()
-    params = SamplingParams(
-        1 + i % 7, (0.0, 1.0, 0.5)[i % 3], (1.0, 0.8)[i % 2], (0, 5)[i % 4 == 1], stops, seed=i, constrained=i % 5 == 0
-    )
+    params = SamplingParams(1 + i % 7, (0.0, 1.0, 0.5)[i % 3], (1.0, 0.8)[i % 2], (0, 5)[i % 4 == 1], stops, seed=i, constrained=i % 5 == 0)
     return prompt(i, 1 + i % 20), params
 
 
@@ -268,7 +266,7 @@ def test_R14_swap_in_mid_flight_first_token_after_it_is_of_the_new_weights(make)
     assert stats["swaps"] == 1
     for i, completion in enumerate(completions):
         split = completion.versions.index(1)
-        assert 0 < split
+        assert split > 0
         assert completion.versions == (0,) * split + (1,) * (20 - split)
         before, after = completion.ids[:split], completion.ids[split:]
         assert list(before) == greedy(weights(0), prompt(i, 5 + i % 3), split)

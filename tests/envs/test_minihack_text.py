@@ -2,17 +2,18 @@
 
 import hashlib
 import os
+import pathlib
 import random
 import re
 import tempfile
 
 import pytest
 
-pytest.importorskip("nle")
+nle = pytest.importorskip("nle")
 
-from envs import registry
-from envs.api import TextEnv
-from envs.minihack import compact, full, tasks
+from envs import registry  # noqa: E402
+from envs.api import TextEnv  # noqa: E402
+from envs.minihack import compact, full, tasks  # noqa: E402
 
 # Observations of seeds 1 and 2 of a dark room with monsters and traps under a fixed action sequence. Anything that reads the clock, a
 # process id or an unseeded random stream changes them.
@@ -177,10 +178,13 @@ def test_crop_is_the_size_the_prompt_draws():
     assert full.CROP == 9
 
 
-def test_second_instance_of_a_level_reuses_the_compiled_level(monkeypatch):
+def test_second_instance_of_a_level_reuses_the_compiled_level_and_leaves_the_package_alone(monkeypatch):
+    shipped = pathlib.Path(nle.__file__).parent / "nethackdir" / "nhdat"  # every instance starts with a link to it
+    before = hashlib.sha256(shipped.read_bytes()).digest()
     first = registry.make("minihack/room_15x15", grammar="bare")
     monkeypatch.setattr("subprocess.call", None)  # the level compiler
     second = registry.make("minihack/room_15x15", grammar="bare")
     assert play(first, 5) == play(second, 5)
     first.close()
     second.close()
+    assert hashlib.sha256(shipped.read_bytes()).digest() == before

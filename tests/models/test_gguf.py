@@ -110,7 +110,7 @@ def smollm2():
 QUESTIONS = {
     "What is the capital of France?": "Paris",
     "What is the capital of Japan?": "Tokyo",
-    "What color is the sky on a clear day?": "blue",
+    "Hello! What is the capital city of Italy?": "Rome",
 }
 
 

@@ -1,12 +1,14 @@
 """Run by test_jetstream_engine in a process of its own: JetStream's Driver and LLMOrchestrator over our engine.
 
-Prints one line ``RESULT [...]`` with the text per prompt. JetStream's Driver kills its process on any error in its threads and sets the root logger to
-DEBUG, which is why it never runs inside a trainer.
+Arguments: prompts as a JSON list, tokens per prompt, and the file that gets the texts as a JSON list (JetStream logs to stdout).
+JetStream's Driver kills its process on any error in its threads and sets the root logger to DEBUG, which is why it never runs inside a
+trainer.
 """
 
 import asyncio
 import json
 import os
+import pathlib
 import sys
 
 import jax
@@ -65,5 +67,6 @@ async def main(prompts: list[str], max_tokens: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("RESULT", json.dumps(asyncio.run(main(json.loads(sys.argv[1]), int(sys.argv[2])))), flush=True)
+    texts = asyncio.run(main(json.loads(sys.argv[1]), int(sys.argv[2])))
+    pathlib.Path(sys.argv[3]).write_text(json.dumps(texts))
     os._exit(0)  # the Driver's detokenizing thread is not a daemon
