@@ -146,6 +146,7 @@ class Run:
 @contextlib.contextmanager
 def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
     """Build and start everything ``config`` names. Raises before anything starts when the configuration cannot be run here."""
+    _keep_compiled_programs(config.run.compile_cache)
     folder = _folder(config, resume)
     goals, eval_sets = _tasks(config)
     options = env_options(config)
@@ -167,8 +168,8 @@ def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
             extractor = _role(config, "extractor", config.extractor, codec, None, shell, stack)
             manager = _manager(config, folder, extractor.sampler, codec, shell, stack)
         pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
-        shell.call(pool.start(), 120.0, "starting the environment workers")
-        stack.callback(lambda: shell.call(pool.aclose(), 30.0, "stopping the environment workers"))
+        shell.call(pool.__aenter__(), 120.0, "starting the environment workers")
+        stack.callback(lambda: shell.call(pool.close(), 30.0, "stopping the environment workers"))
         settings = CollectSettings(
             group_size=config.run.group_size,
             guided=round(config.run.guided_fraction * config.run.group_size),
@@ -180,6 +181,13 @@ def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
         collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings)
         stream = TaskStream(tuple(goals), config.run.seed)
         yield Run(config, folder, shell, collector, stream, eval_sets, actor, extractor, manager, trackers, profiler)
+
+
+def _keep_compiled_programs(folder: str) -> None:
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(folder).expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def env_options(config: Config) -> dict[str, Any]:

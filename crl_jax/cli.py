@@ -42,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--profile-steps", metavar="A:B", help="write a profiler trace of steps A to B-1 for TensorBoard")
     evaluate = _with_config(_command(commands, "eval", _eval, "evaluate a checkpoint with and without experience"))
     evaluate.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest complete one)")
-    _with_config(_command(commands, "warmstart", _warmstart, "teach a fresh model the words of the environments before training"))
+    warm = _command(commands, "warmstart", _warmstart, "make the micro models' starting weights from scripted play")
+    warm.add_argument("--out", type=pathlib.Path, help="safetensors file to write (default: the file that ships with the package)")
+    warm.add_argument("options", nargs="*", metavar="key=value", help="fields of the recipe, e.g. steps=260 seed=0")
     bench = _command(commands, "bench", _bench, "measure one thing and print a result object")
     bench.add_argument("name", help="what to measure")
     bench.add_argument("options", nargs="*", metavar="key=value", help="its options")
@@ -122,7 +124,7 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _warmstart(args: argparse.Namespace) -> int:
-    return importlib.import_module("crl_jax.warmstart").main(_load(args))
+    return importlib.import_module("crl_jax.warmstart").main(args.options, path=args.out)
 
 
 def _bench(args: argparse.Namespace) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from crl_jax.config.schema import Config
 from crl_jax.records import Sum
 from crl_jax.rollout.assemble import success_rate
+from crl_jax.telemetry.tracker import displayed
 
 if TYPE_CHECKING:
     from crl_jax.build import Run
@@ -40,3 +42,15 @@ def evaluate(run: Run, *, step: int) -> dict[str, Any]:
                 metrics[f"{key}/read"] = Sum(sum(bool(e.shown) for e in episodes), len(episodes))
     run.trackers.log(step, metrics)
     return metrics
+
+
+def main(config: Config, *, step: int | None = None) -> int:
+    """``crl eval``: evaluate the newest (or the given) checkpoint of a run and print the success rates."""
+    from crl_jax import build
+    from crl_jax.run_state import restore_run
+
+    with build.open_run(config, resume=True) as run:
+        counters = restore_run(run, step=step)
+        for key, value in displayed(evaluate(run, step=counters.step)).items():
+            print(f"{key:<44} {value:.3f}")
+    return 0

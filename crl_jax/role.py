@@ -68,7 +68,8 @@ class Role:
     ) -> None:
         self.name, self.model_config, self.sampler, self.buckets, self.mesh, self.version = name, model_config, sampler, buckets, mesh, 0
         shardings = param_shardings(model_config, mesh)
-        state = init_state(jax.device_put(params, shardings), optimizer)
+        self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        state = init_state(self._copy(jax.device_put(params, shardings)), optimizer)  # the step donates its state; the sampler keeps ``params``
         self.shardings = state_shardings(state, optimizer, shardings, mesh)
         self.state: LearnerState = jax.device_put(state, self.shardings)
         self._step = make_train_step(
@@ -82,7 +83,6 @@ class Role:
             mesh=mesh,
             shardings=self.shardings,
         )
-        self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
     def update(self, samples: Sequence[TrainSample]) -> Sums:
         """One optimiser step on ``samples``. Raises TrainingDiverged after too many refused steps in a row."""

@@ -48,10 +48,13 @@ def save_run(run: Run, counters: RunCounters) -> None:
     )
 
 
-def restore_run(run: Run) -> RunCounters:
-    """Continue from the newest complete checkpoint; from the start when there is none. Raises CheckpointError for a checkpoint of another method."""
+def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
+    """Continue from the newest complete checkpoint (or that of ``step``); from the start when there is none.
+
+    Raises CheckpointError for a missing ``step`` or for a checkpoint of another method.
+    """
     root = run.folder / "checkpoints"
-    step = checkpoints.latest(root)
+    step = checkpoints.latest(root) if step is None else step
     if step is None:
         return RunCounters()
     roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}

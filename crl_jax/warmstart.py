@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import json
 import pathlib
 import random
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from crl_jax.learner.optimizer import make_optimizer, make_schedule
 from crl_jax.learner.state import init_state
 from crl_jax.learner.step import make_train_step
 from crl_jax.models.codec import ChatCodec
-from crl_jax.models.load import load_codec
+from crl_jax.models.load import MICRO_VOCAB, MICRO_WEIGHTS, load_codec
 from crl_jax.models.presets import preset
 from crl_jax.models.safetensors_io import save_params
 from crl_jax.models.transformer import count_params, init
@@ -45,8 +46,8 @@ __all__ = ["ACTOR_PROMPTS", "Recipe", "make_data", "warmstart"]
 class Recipe:
     """How the data is made and how long is trained. Probabilities are per episode."""
 
-    episodes: int = 5000
-    steps: int = 600
+    episodes: int = 4000
+    steps: int = 260
     batch: int = 64
     lr: float = 2e-3
     seed: int = 0
@@ -256,7 +257,7 @@ def warmstart(path: pathlib.Path, recipe: Recipe = Recipe(), *, out: Callable[[s
     state = init_state(init(config, jax.random.key(recipe.seed)), optimizer)
     step = make_train_step(config, optimizer, objective.supervised(), temperature=1.0, allowed=None)
     out(f"micro: {count_params(config) / 1e6:.2f} M parameters, {recipe.steps} steps of {recipe.batch} sequences")
-    lengths = (96, 128, 192, 256)
+    lengths = (96, 128)
     order = np.random.default_rng(recipe.seed).permutation
     picks = itertools.chain.from_iterable(order(len(logs)) for _ in itertools.count())
     losses: list[float] = []
@@ -264,10 +265,28 @@ def warmstart(path: pathlib.Path, recipe: Recipe = Recipe(), *, out: Callable[[s
         chosen = [logs[next(picks)] for _ in range(recipe.batch)]
         language = i % 4 == 3
         samples = [TrainSample(as_language(log) if language else log, 1.0) for log in chosen]
-        state, sums = step(state, to_batch(samples, row_buckets=(recipe.batch,), length_buckets=lengths, token_buckets=(64, 256)))
+        state, sums = step(state, to_batch(samples, row_buckets=(recipe.batch,), length_buckets=lengths, token_buckets=(64, 128)))
         if not language:
             losses.append(sums["loss"].mean())
         if (i + 1) % 50 == 0:
             out(f"step {i + 1}/{recipe.steps} loss {np.mean(losses[-38:]):.3f}")
     save_params(state.params, path, dtype=np.float16)
     return float(np.mean(losses[-38:]))
+
+
+def main(options: Sequence[str], *, path: pathlib.Path | None = None) -> int:
+    """``crl warmstart``: recipe fields as ``key=value``; writes the weights and beside them a note of how they were made."""
+    fields = {field.name: type(field.default) for field in dataclasses.fields(Recipe)}
+    chosen: dict[str, Any] = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in fields:
+            raise ValueError(f"{key!r} is no field of the recipe: use one of {sorted(fields)}")
+        chosen[key] = fields[key](value)
+    recipe, target = Recipe(**chosen), path or MICRO_WEIGHTS
+    loss = warmstart(target, recipe)
+    command = " ".join(["crl", "warmstart", *options])
+    note = {"command": command, "recipe": dataclasses.asdict(recipe), "loss": round(loss, 4), "vocabulary": MICRO_VOCAB.name}
+    target.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    print(f"wrote {target} (loss {loss:.3f}) and {target.with_suffix('.json').name}")
+    return 0

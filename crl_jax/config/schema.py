@@ -38,6 +38,7 @@ class RunConfig:
     save_every: int = 16  # steps; 0 = only at the end
     keep_last: int = 3  # checkpoints kept
     collect_timeout_s: float = 600.0  # one batch of episodes, one generation, one bank call: longer is an error, not a wait
+    compile_cache: str = "~/.cache/crl_jax/xla"  # compiled programs are kept here between runs; "" = not at all
     deadline_s: float = 0.0  # stop cleanly (save, report) after this long; 0 = no limit
 
 

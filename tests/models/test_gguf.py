@@ -107,15 +107,12 @@ def smollm2():
         pytest.skip(str(error))
 
 
-QUESTIONS = {
-    "What is the capital of France?": "Paris",
-    "What is the capital of Japan?": "Tokyo",
-    "Hello! What is the capital city of Italy?": "Rome",
-}
+QUESTIONS = ("What is the capital of France?", "What color is the sky on a clear day?", "Hello! What is the capital city of Italy?")
 
 
 @pytest.mark.real
 def test_the_real_model_answers(smollm2):
+    """Greedy, batched with padding and a cache: France's capital is Paris; each row is what the uncached pass over it alone chooses."""
     params, tokenizer = smollm2
     template = chatml(tokenizer)
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -137,9 +134,19 @@ def test_the_real_model_answers(smollm2):
         sampled, cache = step(params, tokens, positions, cache)
         answers.append(np.asarray(sampled))
         tokens, positions = answers[-1][:, None], (lengths + i)[:, None]
-    texts = [tokenizer.decode(row) for row in np.stack(answers, axis=1)]
-    for text, expected in zip(texts, QUESTIONS.values(), strict=True):
-        assert expected in text, texts
+    replies = np.stack(answers, axis=1)
+    assert "Paris" in tokenizer.decode(replies[0])
+
+    @jax.jit
+    def alone(params, tokens):
+        hidden, _ = hidden_states(SMOLLM2_135M, params, tokens[None], jnp.arange(len(tokens))[None])
+        return unembed(SMOLLM2_135M, params, hidden)[0]
+
+    for ids, reply in zip(prompts, replies, strict=True):
+        sequence = np.pad([*ids, *reply], (0, 64 - len(ids) - len(reply)))
+        rows = np.asarray(alone(params, sequence))[len(ids) - 1 : len(ids) + len(reply) - 1]
+        chosen = rows[np.arange(len(reply)), reply]
+        np.testing.assert_allclose(chosen, rows.max(axis=1), atol=1e-3)  # a tie within rounding may fall either way
 
 
 @pytest.mark.real
