@@ -42,9 +42,9 @@ from crl_jax.rollout.agent import ActorPrompts
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.pool import EnvPool
-from crl_jax.rollout.seeds import derive_seed
 from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, TaskStream, fixed_tasks
+from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import EngineSampler, Sampler
 from crl_jax.sharding.mesh import make_mesh
@@ -277,7 +277,15 @@ def _role(
         weight_decay=o.weight_decay,
         clip_norm=o.clip_norm,
     )
-    engine = JetStreamEngine(model, max_slots=role.slots, max_length=role.max_length, trie=trie)
+    engine = JetStreamEngine(
+        model,
+        max_slots=role.slots,
+        max_length=role.max_length,
+        trie=trie,
+        mesh=mesh if mesh.size > 1 else None,
+        row_buckets=role.row_buckets,
+        chunk_buckets=role.chunk_buckets,
+    )
     sampler: Sampler = EngineSampler(engine, params, request_timeout_s=config.run.collect_timeout_s)
     stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
     rows = config.run.groups_per_step * config.run.group_size if name == "actor" else config.extractor.batch_size

@@ -48,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
     bench = _command(commands, "bench", _bench, "measure one thing and print a result object")
     bench.add_argument("name", help="what to measure")
     bench.add_argument("options", nargs="*", metavar="key=value", help="its options")
+    study = _with_config(_command(commands, "study", _study, "run several methods and seeds and compare them"))
+    study.add_argument("--methods", default="baseline,static,exp_only,complementary", help="comma-separated")
+    study.add_argument("--seeds", default="0,1,2", help="comma-separated")
+    study.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    study.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("docs/results/study_micro.json"), help="result file; a plot is put beside it"
+    )
     report = _command(commands, "report", _report, "print the table of a run again")
     report.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
     report.add_argument("--json", type=pathlib.Path, help="also write the result object here")
@@ -125,6 +132,12 @@ def _eval(args: argparse.Namespace) -> int:
 
 def _warmstart(args: argparse.Namespace) -> int:
     return importlib.import_module("crl_jax.warmstart").main(args.options, path=args.out)
+
+
+def _study(args: argparse.Namespace) -> int:
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    study = importlib.import_module("crl_jax.study")
+    return study.main(args.config, args.overrides, methods=args.methods.split(","), seeds=seeds, jobs=args.jobs, out=args.out)
 
 
 def _bench(args: argparse.Namespace) -> int:

@@ -28,7 +28,8 @@ def evaluate(run: Run, *, step: int) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for name, tasks in run.eval_sets.items():
         for guided in (False, True) if run.manager is not None else (False,):
-            for mode, sampling in modes.items():
+            for mode in run.config.run.eval_modes:
+                sampling = modes[mode]
                 kind = "with" if guided else "without"
                 episodes = run.shell.call(
                     run.collector.evaluate(tasks, name=f"eval/{name}/{mode}", guided=guided, sampling=sampling),

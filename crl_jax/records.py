@@ -2,7 +2,8 @@
 
 Owns: the vocabulary of the system (task, turn, episode, experience, generation, bank operation, training batch, sum).
 Promises: every record is immutable and holds token ids, never text that would have to be tokenised again; the loss mask is derived from
-provenance; log-probabilities are natural logs of the full softmax *at the sampling temperature* (over the allowed ids where a constraint was active).
+provenance; log-probabilities are natural logs of the full softmax *at the sampling temperature* (over the allowed ids where a constraint
+was active).
 Does not: know about JAX devices, files, or clocks.
 """
 
@@ -41,8 +42,8 @@ class Finish(enum.Enum):
 class SamplingParams:
     """How to sample one completion.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 switch truncation off. ``seed`` belongs to this request alone: the same seed gives the
-    same tokens whatever else is in the batch. ``constrained`` restricts sampling to the action trie the sampler was built with.
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 switch truncation off. ``seed`` belongs to this request alone: the same seed
+    gives the same tokens whatever else is in the batch. ``constrained`` restricts sampling to the action trie the sampler was built with.
     """
 
     max_new_tokens: int
@@ -58,8 +59,9 @@ class SamplingParams:
 class Completion:
     """Tokens sampled for one request; all tuples have the same length and the stop id, when emitted, is the last entry.
 
-    ``logps[i]`` is log softmax(logits / temperature) of ``ids[i]`` (greedy: at temperature 1), over the allowed ids of ``states[i]`` if that is not 0.
-    ``versions[i]`` is the weight version that sampled the token. ``states[i]`` is the constraint state it was sampled in (0 = unconstrained).
+    ``logps[i]`` is log softmax(logits / temperature) of ``ids[i]`` (greedy: at temperature 1), over the allowed ids of ``states[i]`` if
+    that is not 0. ``versions[i]`` is the weight version that sampled the token. ``states[i]`` is the constraint state it was sampled in
+    (0 = unconstrained).
     """
 
     ids: tuple[int, ...]
@@ -81,9 +83,8 @@ class TokenLog:
 
     @staticmethod
     def empty() -> TokenLog:
-        return TokenLog(
-            np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(0, np.int32)
-        )
+        """A log of no tokens, to append to."""
+        return TokenLog(np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(0, np.int32))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -197,7 +198,10 @@ class GenerationKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One extractor generation, whole: its prompt, its response and the behaviour log-probs. ``parse_error`` is empty when it was well formed."""
+    """One extractor generation, whole: its prompt, its response and the behaviour log-probs.
+
+    ``parse_error`` is empty when it was well formed.
+    """
 
     id: str
     kind: GenerationKind
@@ -245,7 +249,10 @@ class OpKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class BankOp:
-    """One operation: ``targets`` are entry ids to replace (update, merge) or drop (retire); ``text`` is the new entry's text (add, update, merge)."""
+    """One operation: ``targets`` are entry ids to replace (update, merge) or drop (retire).
+
+    ``text`` is the new entry's text (add, update, merge).
+    """
 
     kind: OpKind
     text: str = ""
@@ -266,13 +273,13 @@ class TrainSample:
 class TrainBatch(NamedTuple):
     """Arrays of one optimiser step. ``T`` is the padded sequence length, ``N`` the padded number of trained tokens per row.
 
-    Only the trained positions are unembedded: ``index[b, n] = t`` says that ``tokens[b, t]`` is the n-th sampled token of row b (scored from the hidden
-    state at t-1). Padding rows and slots have ``mask`` False, so they add nothing to any sum.
+    Only the trained positions are unembedded: ``token_index[b, n] = t`` says that ``tokens[b, t]`` is the n-th sampled token of row b
+    (scored from the hidden state at t-1). Padding rows and slots have ``mask`` False, so they add nothing to any sum.
     """
 
     tokens: Int[Array, "B T"]
     positions: Int[Array, "B T"]  # -1 at padding
-    index: Int[Array, "B N"]  # >= 1 where mask
+    token_index: Int[Array, "B N"]  # >= 1 where mask
     mask: Bool[Array, "B N"]
     behaviour_logps: Float[Array, "B N"]
     advantages: Float[Array, "B N"]
@@ -280,7 +287,10 @@ class TrainBatch(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A total and the count it is over. Sums add exactly over micro-batches, steps and hosts; means are made only where they are displayed."""
+    """A total and the count it is over.
+
+    Sums add exactly over micro-batches, steps and hosts; means are made only where they are displayed.
+    """
 
     total: Any
     count: Any

@@ -6,7 +6,7 @@ import pathlib
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
-import jax  # noqa: E402  (the flags above must be set first)
+import jax  # the flags above must be set first
 
 CACHE = pathlib.Path(__file__).resolve().parent.parent / ".cache" / "jax-tests"
 jax.config.update("jax_compilation_cache_dir", str(CACHE))

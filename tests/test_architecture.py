@@ -13,6 +13,7 @@ MAX_LINES = 400
 LAYERS: dict[str, int] = {
     "records": 0,
     "config": 0,
+    "seeds": 0,
     "losses": 1,
     "experience.bank": 1,
     "experience.retrieve": 1,

@@ -35,6 +35,7 @@ class RunConfig:
     sync: bool = False  # True: collect, learn and distil in turn; a seed then fixes every number
     eval_every: int = 16  # steps; 0 = never
     eval_episodes: int = 64
+    eval_modes: tuple[Literal["greedy", "sampled"], ...] = ("greedy", "sampled")
     save_every: int = 16  # steps; 0 = only at the end
     keep_last: int = 3  # checkpoints kept
     collect_timeout_s: float = 600.0  # one batch of episodes, one generation, one bank call: longer is an error, not a wait

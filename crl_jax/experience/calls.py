@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from crl_jax.experience import extractor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.protocols import Completer, Decode, Message, Render
 from crl_jax.records import Episode, Generation, GenerationKind, SamplingParams
+from crl_jax.seeds import derive_seed
 
 
 class Draft(NamedTuple):
@@ -25,11 +25,6 @@ class Draft(NamedTuple):
 
     generation: Generation
     response: str
-
-
-def seed_of(*parts: object) -> int:
-    """A 31-bit sampling seed from names: equal parts give an equal seed in every process."""
-    return int.from_bytes(hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=4).digest(), "big") >> 1
 
 
 @dataclasses.dataclass
@@ -84,11 +79,11 @@ class ExtractorCalls:
         ids = self.render(extractor.ask_messages(self.prompts, query=query, entry=entry))
         return await self._complete(GenerationKind.ASK, ids, step, "ask", name)
 
-    async def _complete(self, kind: GenerationKind, ids: Sequence[int], step: int, *seed_parts: object) -> Draft | None:
+    async def _complete(self, kind: GenerationKind, ids: Sequence[int], step: int, *seed_parts: int | str) -> Draft | None:
         if len(ids) > self.max_prompt_tokens:
             self.counts["prompts_too_long"] += 1
             return None
-        params = dataclasses.replace(self.params, seed=seed_of(self.params.seed, *seed_parts))
+        params = dataclasses.replace(self.params, seed=derive_seed(self.params.seed, *seed_parts))
         try:
             done = await asyncio.wait_for(self.sampler.complete(ids, params), self.timeout_s)
         except TimeoutError:

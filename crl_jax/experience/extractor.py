@@ -65,6 +65,7 @@ def transcript(turns: Sequence[Turn], final_observation: str, *, keep_turns: int
 
 
 def numbered(texts: Sequence[str], none: str) -> str:
+    """Texts as a list counted from 1, one a line, made inert by `as_data`; ``none`` stands for an empty list."""
     return "\n".join(f"{n}. {as_data(text)}" for n, text in enumerate(texts, 1)) or none
 
 
@@ -127,6 +128,7 @@ class Parsed:
 
     @property
     def is_noop(self) -> bool:
+        """Whether a well-formed response asks for no change."""
         return not self.error and all(op.kind is OpKind.NOOP for op in self.ops)
 
 

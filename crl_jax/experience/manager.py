@@ -3,48 +3,34 @@
 Owns: the running tasks and threads, and the order of events. Promises: a search never waits for a distillation, a write or a merge;
 distilled operations are applied in the order the episodes were submitted; an operation that is visible is committed; an exception in any
 task is raised by the next call and through `failed`; closing drains, or says how many episodes were lost; evaluation (``peek``) changes
-nothing. Does not: decide what an operation does (``bank``), what is shown (``retrieve``), or train (the learner pops batches from
-`buffer`).
+nothing. Does not: choose what is shown (``reader``), turn the extractor's words into changes (``editor``), or train (the learner pops
+batches through it).
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from crl_jax.experience import extractor
-from crl_jax.experience.bank import Author, BankState
+from crl_jax.experience.bank import BankState
 from crl_jax.experience.buffer import Sample, TrainingBuffer, credited
-from crl_jax.experience.calls import Draft, ExtractorCalls, seed_of
+from crl_jax.experience.calls import ExtractorCalls
+from crl_jax.experience.editor import Distilled, Editor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
-from crl_jax.experience.merge import merge_pass
 from crl_jax.experience.pipeline import OrderedPipeline
 from crl_jax.experience.protocols import Completer, Decode, Embedder, Render
-from crl_jax.experience.retrieve import Candidate, Diversity, Reservations, nearest, rerank
+from crl_jax.experience.reader import Reader, Shown
+from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.search import SearchService
 from crl_jax.experience.store import Store
-from crl_jax.experience.writer import WritePolicy, Writer, Written
-from crl_jax.records import BankOp, Episode, Generation, OpKind, SamplingParams, Status, Usage
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class Shown(NamedTuple):
-    """One experience for a prompt, with its cosine similarity to the query."""
-
-    id: str
-    text: str
-    similarity: float
+from crl_jax.experience.thread import WriterThread
+from crl_jax.experience.writer import WritePolicy, Writer
+from crl_jax.records import Episode, SamplingParams, Status
 
 
 class Answer(NamedTuple):
@@ -80,12 +66,6 @@ class ManagerOptions:
     seed: int = 0
 
 
-class _Distilled(NamedTuple):
-    episode: Episode
-    shown: tuple[str, ...]  # the entries numbered in the prompt
-    draft: Draft | None
-
-
 class ExperienceManager:
     """Mutable service bound to the event loop it is started on: ``async with ExperienceManager(...) as manager``."""
 
@@ -109,7 +89,7 @@ class ExperienceManager:
         self.counts: Counter[str] = Counter()
         self.step = 0
         self._writer = Writer(store, embedder, make_index, options.write)
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="crl-bank-writer")
+        self._thread = WriterThread(options.io_timeout_s)
         self._search = SearchService(
             embedder=embedder,
             index=lambda: self._writer.index,
@@ -132,22 +112,34 @@ class ExperienceManager:
             options.max_prompt_tokens,
             options.sample_timeout_s,
         )
-        self._reserved = Reservations()
-        self._picks = 0  # in this step: names the dropout draw
-        self._generations = store.generation_count()
+        self._reader = Reader(
+            search=self._search, state=lambda: self.state, step=lambda: self.step, diversity=options.diversity, seed=options.seed
+        )
+        self._editor = Editor(
+            calls=self._calls,
+            writer=self._writer,
+            thread=self._thread,
+            buffer=buffer,
+            counts=self.counts,
+            step=lambda: self.step,
+            generations=store.generation_count(),
+            max_ops=options.max_ops,
+            max_chars=options.max_chars,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._merging: dict[str, asyncio.Task[None]] = {}
         self.failed: asyncio.Future[None]
-        self._pipeline: OrderedPipeline[Episode, _Distilled]
+        self._pipeline: OrderedPipeline[Episode, Distilled]
 
     # ------------------------------------------------------------------------------------------------------------ life
 
     async def start(self) -> None:
         """Load the bank, index it, start the tasks."""
         self.failed = asyncio.get_running_loop().create_future()
-        self._pipeline = OrderedPipeline(self._distil, self._settle, queue_size=self._o.queue_size, concurrency=self._o.distil_concurrency)
-        await self._in_writer(self._writer.load)
-        saved = await self._in_writer(self._store.load_buffer)
+        o, editor = self._o, self._editor
+        self._pipeline = OrderedPipeline(editor.distil, editor.settle, queue_size=o.queue_size, concurrency=o.distil_concurrency)
+        await self._thread.run(self._writer.load)
+        saved = await self._thread.run(self._store.load_buffer)
         if saved is not None:
             self.buffer.restore(saved)
         self._pipeline.start(self._spawn)
@@ -185,9 +177,9 @@ class ExperienceManager:
         if tasks:
             await asyncio.wait(tasks, timeout=self._o.io_timeout_s)
         await self._search.aclose()
-        await self._in_writer(self._store.save_buffer, self.buffer.to_json())
-        await self._in_writer(self._writer.index.close)
-        self._write_thread.shutdown(wait=True)
+        await self._thread.run(self._store.save_buffer, self.buffer.to_json())
+        await self._thread.run(self._writer.index.close)
+        self._thread.close()
         if self.failed.done():
             self.failed.exception()  # mark as read
         return lost
@@ -206,10 +198,7 @@ class ExperienceManager:
         (evaluation) they are simply the most similar ones, and nothing is counted or changed.
         """
         self._check()
-        d = self._o.diversity
-        pick = self._peek if peek else self._pick
-        wanted = d.k if peek else d.k * d.oversample
-        return cast(list[Shown], await self._search.query(namespace, text, wanted, functools.partial(pick, namespace)))
+        return await self._reader.retrieve(namespace, text, peek=peek)
 
     async def ask(self, namespace: str, query: str, *, episode_id: str, number: int = 0, peek: bool = False) -> Answer | None:
         """Search-and-ask: the extractor's answer to an actor's question, written with the nearest entry; None if there is no entry.
@@ -218,55 +207,14 @@ class ExperienceManager:
         answer.
         """
         self._check()
-        found = cast(list[Shown], await self._search.query(namespace, query, 1, functools.partial(self._peek, namespace)))
-        if not found:
+        entry = await self._reader.nearest(namespace, query)
+        if entry is None:
             self.counts["asks_without_entry"] += 1
             return None
-        draft = await self._calls.ask(query, found[0].text, step=self.step, name=f"{episode_id}/{number}")
-        answer = extractor.answer_text(draft.response)[: self._o.max_chars] if draft else ""
-        generation_id = None
-        if draft is not None and not peek:
-            generation = self._named(draft, "" if answer else "empty answer")
-            await self._in_writer(self._writer.write, [], namespace=namespace, author=Author("", 0, self.step), generations=[generation])
-            if answer:
-                generation_id = generation.id
-            else:
-                self.buffer.fail(generation.id, step=self.step)
-        if not answer:
+        text, generation_id = await self._editor.answer(namespace, query, entry.text, name=f"{episode_id}/{number}", keep=not peek)
+        if not text:
             self.counts["ask_fallbacks"] += 1
-        return Answer(answer or found[0].text, generation_id, found[0].id)
-
-    def _peek(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:
-        return self._texts(namespace, nearest(candidates, k=self._o.diversity.k, min_similarity=self._o.diversity.min_similarity))
-
-    def _pick(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:
-        d = self._o.diversity
-        state = self.state
-        live = [c for c in candidates if c.id in state.space(namespace)]
-        usage = {c.id: state.usage.get(c.id, Usage()) for c in live}
-        counts = {c.id: usage[c.id].shown + self._reserved.count(c.id) for c in live}
-        last = {c.id: usage[c.id].last_shown_step for c in live}
-        self._picks += 1
-        rng = np.random.default_rng(seed_of(self._o.seed, self.step, self._picks)) if d.dropout_p > 0 else None
-        picked = rerank(
-            live,
-            counts,
-            last,
-            step=self.step,
-            lambda_count=d.lambda_count,
-            recent_steps=d.recent_steps,
-            k=d.k,
-            min_similarity=d.min_similarity,
-            dropout_p=d.dropout_p,
-            rng=rng,
-        )
-        for candidate in picked:
-            self._reserved.take(candidate.id, step=self.step)
-        return self._texts(namespace, picked)
-
-    def _texts(self, namespace: str, candidates: Sequence[Candidate]) -> list[Shown]:
-        space = self.state.space(namespace)
-        return [Shown(c.id, space[c.id].text, c.similarity) for c in candidates if c.id in space]
+        return Answer(text or entry.text, generation_id, entry.id)
 
     # ------------------------------------------------------------------------------------------------------------ learning from episodes
 
@@ -281,29 +229,26 @@ class ExperienceManager:
         """Count what finished *training* episodes were shown, and credit the generations behind it. Never call it with evaluation
         episodes."""
         self._check()
-        for episode in episodes:
-            for experience_id in episode.shown:
-                self._reserved.release(experience_id)
+        self._reader.release(episodes)
         scored = [episode for episode in episodes if episode.status is not Status.ENV_ERROR]
-        generations = await self._in_writer(lambda: [credited(episode, self._store.experience) for episode in scored])
+        generations = await self._thread.run(lambda: [credited(episode, self._store.experience) for episode in scored])
         for episode, ids in zip(scored, generations, strict=True):
             for generation_id in ids:
                 self.buffer.credit(generation_id, success=episode.success, step=self.step)
         shown = [(i, episode.success) for episode in scored for i in dict.fromkeys(episode.shown)]
-        await self._in_writer(self._writer.observe, shown, step=self.step)
+        await self._thread.run(self._writer.observe, shown, step=self.step)
 
     async def pop_batch(self) -> list[Sample] | None:
         """The next batch for the extractor's learner, or None; see `TrainingBuffer.pop_batch`."""
         self._check()
-        return await self._in_writer(self.buffer.pop_batch, self._store.generation) if self.buffer.ready else None
+        return await self._thread.run(self.buffer.pop_batch, self._store.generation) if self.buffer.ready else None
 
     def on_step(self, step: int) -> None:
         """The actor is at training step ``step``: recency, ages and, every ``merge_every_steps``, a merge of each namespace in the
         background."""
         self._check()
         self.step = step
-        self._picks = 0
-        self._reserved.forget_before(step)
+        self._reader.begin_step(step)
         self.buffer.expire(step)
         if self._o.merge_every_steps and step > 0 and step % self._o.merge_every_steps == 0:
             for namespace in self.state.spaces:
@@ -315,14 +260,12 @@ class ExperienceManager:
     async def merge(self, namespace: str) -> int:
         """Merge one namespace now; returns the number of entries written."""
         self._check()
-        return await merge_pass(
-            list(self.state.space(namespace)), chunk_size=self._o.merge_chunk, merge_chunk=functools.partial(self._merge_chunk, namespace)
-        )
+        return await self._editor.merge(namespace, chunk_size=self._o.merge_chunk)
 
     async def checkpoint(self) -> dict[str, Any]:
         """What a training checkpoint keeps of the manager: bank revision, step and buffer. Drain first to lose nothing on resume."""
         data = self.buffer.to_json()
-        await self._in_writer(self._store.save_buffer, data)
+        await self._thread.run(self._store.save_buffer, data)
         return {"revision": self.state.revision, "step": self.step, "buffer": data}
 
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True) -> None:
@@ -333,10 +276,10 @@ class ExperienceManager:
         """
         self._check()
         if rewind:
-            await self._in_writer(self._writer.rewind, int(saved["revision"]))
+            await self._thread.run(self._writer.rewind, int(saved["revision"]))
         self.step = int(saved["step"])
         self.buffer.restore(str(saved["buffer"]))
-        self._reserved.clear()
+        self._reader.clear()
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now. Sums and counts, never means: ``search_latency_s`` is over ``searches``."""
@@ -353,84 +296,17 @@ class ExperienceManager:
 
     # ------------------------------------------------------------------------------------------------------------ inside
 
-    async def _distil(self, episode: Episode) -> _Distilled:
-        space = self.state.space(episode.task.namespace)
-        shown = tuple(i for i in dict.fromkeys(episode.shown) if i in space)
-        return _Distilled(episode, shown, await self._calls.distil(episode, [space[i].text for i in shown], step=self.step))
-
-    async def _settle(self, done: _Distilled) -> None:
-        if done.draft is None:
-            self.counts["distil_failed"] += 1
-            return
-        parsed = extractor.parse(done.draft.response, max_ops=self._o.max_ops, max_chars=self._o.max_chars)
-        generation = self._named(done.draft, parsed.error)
-        ops = self._resolved(parsed, done.shown, merging=False)
-        await self._write(ops, done.episode.task.namespace, generation, (done.episode.id,))
-        self._judge(generation, parsed)
-
     async def _merge(self, namespace: str) -> None:
         try:
             await self.merge(namespace)
         finally:
             del self._merging[namespace]
 
-    async def _merge_chunk(self, namespace: str, ids: Sequence[str]) -> Sequence[str]:
-        space = self.state.space(namespace)
-        shown = [i for i in ids if i in space]
-        if len(shown) < 2:
-            return ()
-        draft = await self._calls.merge([space[i].text for i in shown], step=self.step, name=f"{namespace}/{shown[0]}")
-        if draft is None:
-            self.counts["merge_failed"] += 1
-            return ()
-        parsed = extractor.parse(draft.response, max_ops=self._o.max_ops, max_chars=self._o.max_chars)
-        generation = self._named(draft, parsed.error)
-        done = await self._write(self._resolved(parsed, shown, merging=True), namespace, generation, ())
-        self._judge(generation, parsed)
-        self.counts["merges"] += len(done.written)
-        return [entry.id for entry in done.written]
-
-    def _resolved(self, parsed: extractor.Parsed, shown: Sequence[str], *, merging: bool) -> list[BankOp]:
-        ops: list[BankOp] = []
-        for op in parsed.ops:
-            resolved, outside = extractor.resolve(op, shown, merging=merging)
-            self.counts["problem_target_out_of_range"] += outside
-            if resolved is None:
-                self.counts["problem_merge_op_refused"] += 1
-            ops.append(resolved or BankOp(OpKind.NOOP))
-        return ops
-
-    async def _write(self, ops: Sequence[BankOp], namespace: str, generation: Generation, episode_ids: tuple[str, ...]) -> Written:
-        author = Author(generation.id, generation.versions[-1] if generation.versions else 0, generation.step, episode_ids)
-        done = await self._in_writer(self._writer.write, ops, namespace=namespace, author=author, generations=[generation])
-        self.counts["entries_written"] += len(done.written)
-        self.counts["entries_retired"] += len(done.retired)
-        self.counts["dedups"] += done.duplicates
-        self.counts["evictions"] += done.evicted
-        for problem in done.problems:
-            self.counts[f"problem_{problem.code}"] += 1
-        return done
-
-    def _judge(self, generation: Generation, parsed: extractor.Parsed) -> None:
-        if parsed.error:
-            self.counts["parse_failures"] += 1
-            self.buffer.fail(generation.id, step=self.step)
-        elif parsed.is_noop:
-            self.buffer.noop()
-
-    def _named(self, draft: Draft, parse_error: str) -> Generation:
-        self._generations += 1
-        return dataclasses.replace(draft.generation, id=f"g{self._generations:08d}", parse_error=parse_error)
-
     async def _idle(self) -> None:
         await self._pipeline.idle()
         while self._merging:
             await asyncio.wait(self._merging.values())
             await self._pipeline.idle()
-
-    async def _in_writer(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        future = asyncio.get_running_loop().run_in_executor(self._write_thread, functools.partial(call, *args, **kwargs))
-        return await asyncio.wait_for(future, self._o.io_timeout_s)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -39,6 +39,7 @@ class OrderedPipeline(Generic[Item, Result]):
         self.pending = 0
 
     def start(self, spawn: Spawn) -> None:
+        """Begin to work. ``spawn`` makes the tasks, so that its owner hears when one fails."""
         self._tasks = [spawn(self._feed()), spawn(self._settle_all())]
 
     async def put(self, item: Item, *, timeout_s: float) -> bool:

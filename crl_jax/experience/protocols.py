@@ -37,16 +37,24 @@ class Decode(Protocol):
 class Completer(Protocol):
     """The part of the Sampler protocol that the extractor needs."""
 
-    async def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion: ...
+    async def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        """One completion of a prompt, without a session."""
+        ...
 
 
 class Embedder(Protocol):
     """Texts to vectors. ``fingerprint`` names model and pooling: vectors with different fingerprints are never compared."""
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """Length of a vector."""
+        ...
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Name of model and pooling."""
+        ...
 
-    def embed(self, texts: list[str], /) -> Float[np.ndarray, "n d"]: ...
+    def embed(self, texts: list[str], /) -> Float[np.ndarray, "n d"]:
+        """One float32 row per text. Called from the search and the writer thread, at times from both at once."""
+        ...

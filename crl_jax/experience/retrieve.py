@@ -92,9 +92,11 @@ class Reservations:
         self._by_step: dict[int, Counter[str]] = {}
 
     def count(self, experience_id: str) -> int:
+        """Unfinished episodes that were handed this entry."""
         return sum(counter[experience_id] for counter in self._by_step.values())
 
     def take(self, experience_id: str, *, step: int) -> None:
+        """Reserve an entry for an episode that starts at training step ``step``."""
         self._by_step.setdefault(step, Counter())[experience_id] += 1
 
     def release(self, experience_id: str) -> None:
@@ -109,4 +111,5 @@ class Reservations:
         self._by_step = {made: counter for made, counter in self._by_step.items() if step - made <= self._max_age_steps}
 
     def clear(self) -> None:
+        """Drop every reservation."""
         self._by_step.clear()

@@ -109,6 +109,7 @@ class Store:
         return Store(db, str(path))
 
     def close(self) -> None:
+        """Close the file; no other method may be called afterwards."""
         with self._lock:
             self._db.close()
 
@@ -179,6 +180,7 @@ class Store:
 
     @property
     def revision(self) -> int:
+        """The stored revision; 0 if nothing was ever written."""
         with self._lock:
             return self._revision(self._db)
 
@@ -218,6 +220,7 @@ class Store:
         return Generation(row[0], GenerationKind(row[1]), prompt, response, logps, versions, row[2], row[3])
 
     def generation_count(self) -> int:
+        """Generations ever stored, those of an abandoned future included."""
         with self._lock:
             return int(self._db.execute("SELECT count(*) FROM generations").fetchone()[0])
 
@@ -236,6 +239,7 @@ class Store:
         return found, damaged
 
     def load_buffer(self) -> str | None:
+        """What `save_buffer` stored last; None if nothing was."""
         with self._lock:
             row = self._db.execute("SELECT data FROM buffer WHERE id=0").fetchone()
         return row[0] if row else None

@@ -49,7 +49,7 @@ def to_batch(
         length, trained = len(log), len(where)
         batch.tokens[row, :length] = log.ids
         batch.positions[row, :length] = np.arange(length)
-        batch.index[row, :trained] = where
+        batch.token_index[row, :trained] = where
         batch.mask[row, :trained] = True
         batch.behaviour_logps[row, :trained] = log.logps[where]
         batch.advantages[row, :trained] = sample.advantage
@@ -64,7 +64,7 @@ def _empty(b: int, t: int, n: int) -> TrainBatch:
     return TrainBatch(
         tokens=filled(t, np.int32),
         positions=filled(t, np.int32, -1),
-        index=filled(n, np.int32),
+        token_index=filled(n, np.int32),
         mask=filled(n, np.bool_),
         behaviour_logps=filled(n, np.float32),
         advantages=filled(n, np.float32),

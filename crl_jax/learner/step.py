@@ -34,9 +34,13 @@ class Model(Protocol):
 
     def hidden_states(
         self, config: Any, params: Any, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], /, *, remat: bool
-    ) -> tuple[Any, Any]: ...
+    ) -> tuple[Any, Any]:
+        """Hidden states ``[B, T, D]`` and the cache (unused here); ``remat`` recomputes each layer in the backward pass."""
+        ...
 
-    def unembed(self, config: Any, params: Any, hidden: Float[Array, "B N D"], /) -> Float[Array, "B N V"]: ...
+    def unembed(self, config: Any, params: Any, hidden: Float[Array, "B N D"], /) -> Float[Array, "B N V"]:
+        """Logits of hidden states, float32."""
+        ...
 
 
 def score_tokens(
@@ -61,8 +65,8 @@ def score_tokens(
     if remat:
         scores_of = jax.checkpoint(scores_of)
     hidden, _ = model.hidden_states(model_config, params, batch.tokens, batch.positions, remat=remat)
-    before = jnp.maximum(batch.index - 1, 0)
-    ids = jnp.take_along_axis(batch.tokens, batch.index, axis=1)
+    before = jnp.maximum(batch.token_index - 1, 0)
+    ids = jnp.take_along_axis(batch.tokens, batch.token_index, axis=1)
     return scores_of(params, jnp.take_along_axis(hidden, before[..., None], axis=1), ids)
 
 

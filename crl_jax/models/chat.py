@@ -1,7 +1,7 @@
 """What a chat template puts around messages, as token ids.
 
-Owns: ``ChatTemplate`` and the two templates in use (ChatML, micro). Promises: a conversation rendered message by message has the same ids
-as one rendered at once, because every piece is encoded on its own and only ever appended. Does not: add a default system message.
+Owns: ``ChatTemplate`` and the two templates in use (ChatML, micro). Promises: what stands around a message does not depend on the messages
+beside it, so a conversation can grow by appending. Does not: encode texts (``codec`` does), or add a default system message.
 
 An assistant turn is ``open("assistant")``, the sampled ids, then ``after_reply()`` if the last sampled id is a stop id, else ``close()``.
 """
@@ -9,7 +9,7 @@ An assistant turn is ``open("assistant")``, the sampled ids, then ``after_reply(
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from crl_jax.models.tokenizer import Tokenizer
 
@@ -37,13 +37,6 @@ class ChatTemplate:
     def after_reply(self) -> list[int]:
         """Ids after a sampled stop id."""
         return list(self.after_stop)
-
-    def render(self, tokenizer: Tokenizer, messages: Iterable[tuple[str, str]], *, reply: bool = False) -> list[int]:
-        """Ids of (role, text) messages, with the header of the assistant's reply at the end if ``reply``."""
-        ids: list[int] = []
-        for role, text in messages:
-            ids += self.open(role) + tokenizer.encode(text) + self.close()
-        return ids + (self.open("assistant") if reply else [])
 
 
 def chatml(tokenizer: Tokenizer) -> ChatTemplate:

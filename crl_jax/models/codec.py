@@ -1,7 +1,7 @@
 """Text to token ids and back, with the role markers of a chat template.
 
-Owns: how a message becomes ids. Promises: special tokens inside a text are inert; rendering a conversation message by message gives the ids of rendering
-it at once. Does not: keep any conversation (the token log does).
+Owns: how a message becomes ids. Promises: special tokens inside a text are inert; rendering a conversation message by message gives the
+ids of rendering it at once. Does not: keep any conversation (the token log does).
 """
 
 from __future__ import annotations
@@ -18,9 +18,14 @@ class Message(Protocol):
     """One chat message: its role (system, user, assistant, tool) and its text."""
 
     @property
-    def role(self) -> str: ...
+    def role(self) -> str:
+        """Who speaks; one of `crl_jax.models.chat.ROLES`."""
+        ...
+
     @property
-    def content(self) -> str: ...
+    def content(self) -> str:
+        """What is said."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

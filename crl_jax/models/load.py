@@ -1,7 +1,7 @@
 """Models and tokenizers by the names a configuration uses.
 
-Owns: the meaning of ``random``, ``builtin:NAME`` and a path. Promises: an unknown name is an error that lists the known ones; nothing is downloaded.
-Does not: place parameters on a mesh.
+Owns: the meaning of ``random``, ``builtin:NAME`` and a path. Promises: an unknown name is an error that lists the known ones; nothing is
+downloaded. Does not: place parameters on a mesh.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ BUILTIN = ("builtin:micro", "builtin:smollm2-135m")
 
 
 def load_codec(name: str) -> ChatCodec:
-    """Tokenizer and chat template: a builtin name, a ``.txt`` piece vocabulary (micro chat) or a saved byte-level BPE ``.json`` (ChatML)."""
+    """Tokenizer and chat template of a builtin name, a ``.txt`` piece vocabulary (micro chat) or a saved byte-level BPE ``.json`` (ChatML).
+
+    Raises ValueError for anything else.
+    """
     if name == "builtin:micro":
         tokenizer = PieceTokenizer.load(MICRO_VOCAB)
         return ChatCodec(tokenizer, micro_chat(tokenizer))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Status, Task, TokenLog, Turn
-from crl_jax.rollout.seeds import derive_seed
+from crl_jax.seeds import derive_seed
 
 ASK = re.compile(r"<search_and_ask>(.*?)</search_and_ask>", re.DOTALL)
 THINK = re.compile(r"<think>.*?</think>", re.DOTALL)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from crl_jax.records import Condition, Episode, Group, SamplingParams, Task
 from crl_jax.rollout.agent import ActorPrompts, Answer, Ask, Codec, EpisodeSampler, Plan, run_episode
 from crl_jax.rollout.pool import EnvError, EnvPool
-from crl_jax.rollout.seeds import derive_seed
+from crl_jax.seeds import derive_seed
 
 
 class Bank(Protocol):

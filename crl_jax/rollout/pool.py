@@ -3,7 +3,7 @@
 Owns: the worker processes, which lease lives where, deadlines, restarts and counters.
 Promises: requests that arrive together travel in one message; a call that takes longer than ``call_timeout_s`` inside its worker costs that
 worker its life, a new one takes its place, and every lease it held fails with ``EnvError``; nothing waits without a deadline; after
-``close`` (or the death of this process) no worker is left.
+``close`` (or the death of this process) no worker is left, nor, once the next pool has started, any of its files.
 Does not: know what an environment is, or retry an episode.
 
 Workers are fresh interpreters (not forks, and without ``multiprocessing``'s re-import of ``__main__``), so they start the same from a
@@ -22,7 +22,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -30,6 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import envs
+from crl_jax.rollout import scratch
 from envs.api import EnvError, EnvUnavailable, Observation, Step
 
 _CLOSE_TIMEOUT_S = 2.0  # for a worker to close its environments before it is killed
@@ -82,6 +82,7 @@ class EnvPool:
         self._closing = False
 
     async def __aenter__(self) -> Self:
+        await asyncio.to_thread(scratch.sweep)
         self._workers = [self._start() for _ in range(self._count)]
         try:
             await asyncio.gather(*(worker.ready for worker in self._workers))
@@ -202,7 +203,7 @@ class _Worker:
     def __init__(self, launch: _Launch, call_timeout_s: float, start_timeout_s: float, on_gone: Callable[[_Worker, str], None]):
         self._loop = asyncio.get_running_loop()
         self._call_timeout_s, self._on_gone = call_timeout_s, on_gone
-        self._scratch = tempfile.mkdtemp(prefix="crl-envs-")
+        self._scratch = scratch.make()
         self._process, self._pipe = launch.start(self._scratch)
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._outbox: list[tuple[int, str, int, Any]] = []

@@ -1,7 +1,7 @@
 """The asynchronous side of a run: one event loop in one thread, owned by the learner's thread.
 
-Owns: the loop, the tasks started on it, and their end. Promises: an exception in any task reaches the owner at its next call; every wait has a
-deadline; ``close`` returns within its deadline and leaves no task behind. Does not: know what the tasks do.
+Owns: the loop, the tasks started on it, and their end. Promises: an exception in any task reaches the owner at its next call; every wait
+has a deadline; ``close`` returns within its deadline and leaves no task behind. Does not: know what the tasks do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Shell:
             if future.done():
                 raise
             future.cancel()
-            raise TimeoutError(f"{what} did not finish within {deadline_s:.0f} s (raise run.deadline_s if this machine is that slow)") from None
+            raise TimeoutError(
+                f"{what} did not finish within {deadline_s:.0f} s (raise run.collect_timeout_s if this machine is that slow)"
+            ) from None
         finally:
             self._watched.discard(future)
         return result

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from crl_jax.records import Task
-from crl_jax.rollout.seeds import derive_seed
+from crl_jax.seeds import derive_seed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Request:
     states: list[int] = dataclasses.field(default_factory=list)
 
     def completion(self, finish: Finish) -> Completion:
+        """What was sampled so far, as the caller gets it."""
         return Completion(tuple(self.ids), tuple(self.logps), tuple(self.versions), tuple(self.states), finish)
 
 
@@ -74,6 +75,7 @@ class Scheduler:
         self.queue_wait_s = 0.0
 
     def open(self, session_id: str) -> None:
+        """A new session; it takes a slot with its first request."""
         self.sessions[session_id] = Session(session_id)
 
     def submit(self, session_id: str, handle: Any, new_ids: Sequence[int], params: SamplingParams, now_s: float) -> None:

@@ -50,6 +50,7 @@ class EngineTurn:
         self._busy_s += self._clock() - start_s
 
     def stats(self) -> dict[str, int | float]:
+        """Counters since the start: dispatches by kind and together, seconds at work, seconds requests waited for a slot."""
         scheduler = self._scheduler
         return {
             **self._dispatches,

@@ -18,7 +18,7 @@ def test_columns_by_hand() -> None:
     batch = to_batch([TrainSample(log, 0.5)], row_buckets=(2,), length_buckets=(4, 8), token_buckets=(2, 4))
     assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 4, 0, 0], [0] * 8]
     assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, -1, -1], [-1] * 8]
-    assert batch.index.tolist() == [[2, 3, 5, 0], [0] * 4]
+    assert batch.token_index.tolist() == [[2, 3, 5, 0], [0] * 4]
     assert batch.mask.tolist() == [[True, True, True, False], [False] * 4]
     assert batch.behaviour_logps.tolist() == [[-0.5, -0.25, -1.0, 0.0], [0.0] * 4]
     assert batch.advantages.tolist() == [[0.5, 0.5, 0.5, 0.0], [0.0] * 4]

@@ -129,7 +129,7 @@ class NextIdPeaks:
 
 
 def test_L21_a_token_is_scored_from_the_logits_before_it() -> None:
-    b = TrainBatch(*(np.zeros((1, 2), np.int32),) * 7)._replace(tokens=np.array([[0, 1, 2]]), index=np.array([[1, 2]]))
+    b = TrainBatch(*(np.zeros((1, 2), np.int32),) * 7)._replace(tokens=np.array([[0, 1, 2]]), token_index=np.array([[1, 2]]))
     scores = score_tokens(NextIdPeaks(), None, None, b, temperature=1.0, allowed=None)
     np.testing.assert_allclose(scores.logps, [[-9.08e-5] * 2], rtol=1e-2)
 
@@ -139,7 +139,7 @@ def test_constrained_tokens_use_their_own_softmax() -> None:
     b = b._replace(tokens=b.tokens % 3, states=np.where(b.mask, 1, 0))
     params = toy_model.init()
     scores = score_tokens(toy_model, None, params, b, temperature=T, allowed=jnp.asarray(ALLOWED))
-    first = [int(t) for t in b.tokens[0, : b.index[0, 0] + 1]]
+    first = [int(t) for t in b.tokens[0, : b.token_index[0, 0] + 1]]
     hidden, _ = toy_model.hidden_states(None, params, jnp.array([first[:-1]]), jnp.arange(len(first) - 1)[None])
     logits = np.asarray(toy_model.unembed(None, params, hidden))[0, -1, :3] / T
     assert float(scores.logps[0, 0]) == pytest.approx(logits[first[-1]] - np.log(np.exp(logits).sum()), abs=1e-5)

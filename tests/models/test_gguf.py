@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from crl_jax.experience.protocols import Message
 from crl_jax.models import gguf as reader
 from crl_jax.models.chat import chatml
+from crl_jax.models.codec import ChatCodec
 from crl_jax.models.layers import rotary, rotate
 from crl_jax.models.params import flatten
 from crl_jax.models.presets import SMOLLM2_135M, TINY
@@ -114,9 +116,9 @@ QUESTIONS = ("What is the capital of France?", "What color is the sky on a clear
 def test_the_real_model_answers(smollm2):
     """Greedy, batched with padding and a cache: France's capital is Paris; each row is what the uncached pass over it alone chooses."""
     params, tokenizer = smollm2
-    template = chatml(tokenizer)
+    codec = ChatCodec(tokenizer, chatml(tokenizer))
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    prompts = [template.render(tokenizer, [("system", system), ("user", question)], reply=True) for question in QUESTIONS]
+    prompts = [codec.render([Message("system", system), Message("user", question)]) for question in QUESTIONS]
 
     @jax.jit
     def step(params, tokens, positions, cache):

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 
+from crl_jax.experience.protocols import Message
 from crl_jax.models.chat import chatml, micro_chat
+from crl_jax.models.codec import ChatCodec
 from crl_jax.models.tokenizer import ByteLevelBPE, PieceTokenizer, Tokenizer
 from crl_jax.records import Completion, Finish, Provenance, TokenLog
 
@@ -139,7 +141,7 @@ def test_a_bad_vocabulary_says_what_to_change(lines, words, tmp_path):
 
 def test_chatml_ids():
     template = chatml(BPE)
-    ids = template.render(BPE, [("user", "end")], reply=True)
+    ids = ChatCodec(BPE, template).render([Message("user", "end")])
     assert ids == [1, *BPE.encode("user\n"), *BPE.encode("end"), 2, *BPE.encode("\n"), 1, *BPE.encode("assistant\n")]
     assert template.stop_ids == (2,)
 
@@ -155,8 +157,7 @@ def test_incremental_rendering_equals_one_shot(kind, pieces):
             grown += [*tokenizer.encode(text), template.stop_ids[0], *template.after_reply()]
         else:
             grown += tokenizer.encode(text) + template.close()
-    assert grown == template.render(tokenizer, messages)
-    assert grown + template.open("assistant") == template.render(tokenizer, messages, reply=True)
+    assert grown + template.open("assistant") == ChatCodec(tokenizer, template).render([Message(*message) for message in messages])
 
 
 def test_template_errors(pieces):

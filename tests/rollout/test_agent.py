@@ -10,6 +10,7 @@ from crl_jax.records import Completion, Condition, Finish, Provenance, SamplingP
 from crl_jax.rollout.agent import ActorPrompts, Answer, Plan, run_episode
 
 STOP = 1
+PROMPTS = ActorPrompts()
 HEADERS = {"system": [2], "user": [3], "assistant": [4], "tool": [5]}
 WORDS = ["a", "b", "ab", "go", "lesson", "goal", "obs", "obs2", "done", "answer", "<search_and_ask>", "</search_and_ask>", "q", "hint"]
 
@@ -105,7 +106,7 @@ def plan(condition=Condition.FREE, **changes):
     return Plan(**(base | changes))
 
 
-def run(p, env, sampler, ask=None, prompts=ActorPrompts(), **kw):
+def run(p, env, sampler, ask=None, prompts=PROMPTS, **kw):
     return asyncio.run(run_episode(p, env=env, sampler=sampler, codec=ToyCodec(), prompts=prompts, ask=ask, **kw))
 
 
@@ -116,7 +117,8 @@ def test_R04_only_sampled_tokens_are_trained():
     sampler = Scripted([[13], [13]])
     episode = run(plan(), ToyEnv(Step("obs2"), WIN), sampler)
     P = Provenance
-    # user: header, goal, observation, stop, newline | assistant header | go stop | newline | user header, obs2, stop, newline | header | go stop | newline
+    # user: header, goal, observation, stop, newline | assistant header | go stop | newline
+    # user: header, obs2, stop, newline | assistant header | go stop | newline
     assert episode.log.ids.tolist() == [3, 15, 16, 1, 6, 4, 13, 1, 6, 3, 17, 1, 6, 4, 13, 1, 6]
     expected = [P.TEMPLATE, P.PROMPT, P.OBSERVATION, P.TEMPLATE, P.TEMPLATE, P.TEMPLATE, P.ACTION, P.ACTION, P.TEMPLATE]
     assert episode.log.provenance[:9].tolist() == expected

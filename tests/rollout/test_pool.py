@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from crl_jax.rollout import scratch
 from crl_jax.rollout.pool import EnvPool
 from envs.api import EnvError, EnvUnavailable
 
@@ -284,3 +285,6 @@ def test_no_orphans_after_the_parent_is_killed(last_word, tmp_path):
     parent.wait()
     wait_until(lambda: not any(alive(pid) for pid in workers))
     parent.stdout.close()
+    assert len(list(tmp_path.iterdir())) == 2, "nobody was left to remove them"
+    assert scratch.sweep(str(tmp_path)) == 2
+    assert not list(tmp_path.iterdir())

@@ -8,8 +8,8 @@ import pytest
 from crl_jax.experience.buffer import Sample
 from crl_jax.records import Completion, Condition, Episode, Finish, Generation, GenerationKind, Group, Provenance, Status, Task, TokenLog
 from crl_jax.rollout.assemble import actor_samples, extractor_samples, success_rate
-from crl_jax.rollout.seeds import derive_seed
 from crl_jax.rollout.tasks import Goal, TaskStream, fixed_tasks
+from crl_jax.seeds import derive_seed
 
 GOALS = tuple(Goal(f"toy/{i}", f"goal {i}", "ns") for i in range(10))
 

@@ -1,0 +1,145 @@
+"""The writing side of the bank: from what the extractor says to changes of the bank.
+
+Owns: the ids of generations, what becomes of each draft (distillation, merge, answer), its counters. Promises: every generation that came
+back is stored with the changes it made, in one transaction; a draft that cannot be read changes nothing and is reported to the training
+buffer. Does not: call the model (``calls``), read a response (``extractor``), apply an operation (``writer``), or decide when anything
+happens (``manager``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from crl_jax.experience import extractor
+from crl_jax.experience.bank import Author
+from crl_jax.experience.buffer import TrainingBuffer
+from crl_jax.experience.calls import Draft, ExtractorCalls
+from crl_jax.experience.merge import merge_pass
+from crl_jax.experience.thread import WriterThread
+from crl_jax.experience.writer import Writer, Written
+from crl_jax.records import BankOp, Episode, Generation, OpKind
+
+
+class Distilled(NamedTuple):
+    """What the extractor made of one episode; ``shown`` are the entries numbered in its prompt, ``draft`` None if it gave no answer."""
+
+    episode: Episode
+    shown: tuple[str, ...]
+    draft: Draft | None
+
+
+class Editor:
+    """Mutable, on one event loop. ``generations`` is the number of generations stored before; ``step`` tells the training step of now."""
+
+    def __init__(
+        self,
+        *,
+        calls: ExtractorCalls,
+        writer: Writer,
+        thread: WriterThread,
+        buffer: TrainingBuffer,
+        counts: Counter[str],
+        step: Callable[[], int],
+        generations: int,
+        max_ops: int,
+        max_chars: int,
+    ) -> None:
+        self._calls = calls
+        self._writer = writer
+        self._thread = thread
+        self._buffer = buffer
+        self._counts = counts
+        self._step = step
+        self._generations = generations
+        self._max_ops = max_ops
+        self._max_chars = max_chars
+
+    async def distil(self, episode: Episode) -> Distilled:
+        """Ask for the lessons of an episode. Changes nothing; `settle` does."""
+        space = self._writer.state.space(episode.task.namespace)
+        shown = tuple(i for i in dict.fromkeys(episode.shown) if i in space)
+        return Distilled(episode, shown, await self._calls.distil(episode, [space[i].text for i in shown], step=self._step()))
+
+    async def settle(self, done: Distilled) -> None:
+        """Write what a distillation says."""
+        if done.draft is None:
+            self._counts["distil_failed"] += 1
+            return
+        await self._apply(done.draft, done.shown, done.episode.task.namespace, episode_ids=(done.episode.id,))
+
+    async def merge(self, namespace: str, *, chunk_size: int) -> int:
+        """One merge pass over a namespace; returns the number of entries written."""
+        entries = list(self._writer.state.space(namespace))
+        return await merge_pass(entries, chunk_size=chunk_size, merge_chunk=functools.partial(self._merge_chunk, namespace))
+
+    async def answer(self, namespace: str, query: str, entry: str, *, name: str, keep: bool) -> tuple[str, str | None]:
+        """The extractor's answer to a question (empty if it gave none) and, if it can be credited, the id of the generation.
+
+        ``name`` tells the question from all others; without ``keep`` (evaluation) nothing is stored.
+        """
+        draft = await self._calls.ask(query, entry, step=self._step(), name=name)
+        text = extractor.answer_text(draft.response)[: self._max_chars] if draft else ""
+        if draft is None or not keep:
+            return text, None
+        generation = self._named(draft, "" if text else "empty answer")
+        await self._thread.run(self._writer.write, [], namespace=namespace, author=Author("", 0, self._step()), generations=[generation])
+        if text:
+            return text, generation.id
+        self._buffer.fail(generation.id, step=self._step())
+        return "", None
+
+    async def _merge_chunk(self, namespace: str, ids: Sequence[str]) -> Sequence[str]:
+        space = self._writer.state.space(namespace)
+        shown = [i for i in ids if i in space]
+        if len(shown) < 2:
+            return ()
+        draft = await self._calls.merge([space[i].text for i in shown], step=self._step(), name=f"{namespace}/{shown[0]}")
+        if draft is None:
+            self._counts["merge_failed"] += 1
+            return ()
+        done = await self._apply(draft, shown, namespace, merging=True)
+        self._counts["merges"] += len(done.written)
+        return [entry.id for entry in done.written]
+
+    async def _apply(
+        self, draft: Draft, shown: Sequence[str], namespace: str, *, episode_ids: tuple[str, ...] = (), merging: bool = False
+    ) -> Written:
+        """Read a draft, write its operations, and tell the buffer when there was nothing to read or nothing to do."""
+        parsed = extractor.parse(draft.response, max_ops=self._max_ops, max_chars=self._max_chars)
+        generation = self._named(draft, parsed.error)
+        ops = self._resolved(parsed, shown, merging=merging)
+        author = Author(generation.id, generation.versions[-1] if generation.versions else 0, generation.step, episode_ids)
+        done = await self._thread.run(self._writer.write, ops, namespace=namespace, author=author, generations=[generation])
+        self._count(done)
+        if parsed.error:
+            self._counts["parse_failures"] += 1
+            self._buffer.fail(generation.id, step=self._step())
+        elif parsed.is_noop:
+            self._buffer.noop()
+        return done
+
+    def _resolved(self, parsed: extractor.Parsed, shown: Sequence[str], *, merging: bool) -> list[BankOp]:
+        ops: list[BankOp] = []
+        for op in parsed.ops:
+            resolved, outside = extractor.resolve(op, shown, merging=merging)
+            self._counts["problem_target_out_of_range"] += outside
+            if resolved is None:
+                self._counts["problem_merge_op_refused"] += 1
+            ops.append(resolved or BankOp(OpKind.NOOP))
+        return ops
+
+    def _count(self, done: Written) -> None:
+        self._counts["entries_written"] += len(done.written)
+        self._counts["entries_retired"] += len(done.retired)
+        self._counts["dedups"] += done.duplicates
+        self._counts["evictions"] += done.evicted
+        for problem in done.problems:
+            self._counts[f"problem_{problem.code}"] += 1
+
+    def _named(self, draft: Draft, parse_error: str) -> Generation:
+        self._generations += 1
+        return dataclasses.replace(draft.generation, id=f"g{self._generations:08d}", parse_error=parse_error)
