@@ -1,8 +1,8 @@
 """From a configuration to the parts of a run, and their orderly end.
 
 Owns: which concrete part stands behind each name of the configuration, and the order in which parts start and stop.
-Promises: everything that can be wrong with a configuration is found before an environment or a model starts; whatever was started is stopped when the
-run ends or fails, in reverse order. Does not: train.
+Promises: everything that can be wrong with a configuration is found before an environment or a model starts; whatever was started is
+stopped when the run ends or fails, in reverse order. Does not: train.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -71,18 +72,22 @@ class Run:
     manager: ExperienceManager | None
     trackers: FanOut
     profiler: ProfilerWindow
+    clock: Callable[[], float] = time.monotonic
     extractor_updates: int = 0
 
     @property
     def trains_actor(self) -> bool:
+        """False for the method that only grows experience."""
         return self.config.run.method != "exp_only"
 
     @property
     def trains_extractor(self) -> bool:
+        """False without a bank and for the method whose extractor stays frozen."""
         return self.config.run.method in ("exp_only", "complementary")
 
     @property
     def collect_deadline_s(self) -> float:
+        """The longest wait for one batch, one generation or one call of the bank, in seconds."""
         return self.config.run.collect_timeout_s
 
     def guided_per_group(self, step: int) -> int:
@@ -94,17 +99,20 @@ class Run:
     def feed_bank(self, episodes: Sequence[Episode], step: int) -> None:
         """Usage, credit and distillation of finished episodes. In a synchronous run it waits until all of them are distilled."""
         if self.manager is not None:
-            self.shell.call(self._feed(self.manager, episodes, step), self.collect_deadline_s, f"feeding the bank at step {step}")
+            deadline_s = self.collect_deadline_s + 10  # the drain inside names what is late, so it may end first
+            self.shell.call(self._feed(self.manager, episodes, step), deadline_s, f"feeding the bank at step {step}")
 
     async def _feed(self, manager: ExperienceManager, episodes: Sequence[Episode], step: int) -> None:
         manager.on_step(step)
         await manager.observe(episodes)
         which = self.config.extractor.submit
         for episode in episodes:
-            if episode.reward is not None and (which == "all" or (which == "guided" and episode.shown) or (which == "success" and episode.success)):
+            wanted = which == "all" or (which == "guided" and episode.shown) or (which == "success" and episode.success)
+            if wanted and episode.reward is not None:
                 await manager.submit(episode)
         if self.config.run.sync and (left := await manager.drain(self.collect_deadline_s)):
-            raise TimeoutError(f"{left} episodes of step {step} were not distilled within {self.collect_deadline_s:.0f} s (raise run.collect_timeout_s)")
+            late = f"{left} episodes of step {step} were not distilled within {self.collect_deadline_s:.0f} s"
+            raise TimeoutError(f"{late} (raise run.collect_timeout_s)")
 
     def pop_evidence(self, step: int) -> list[Sample] | None:
         """The next full extractor batch, or None."""
@@ -140,7 +148,8 @@ class Run:
         if self.extractor is not None:
             roles += f", extractor {c.extractor.model} ({n(self.extractor.model_config) / 1e6:.2f} M)"
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
-        return f"run {c.run.name}: {c.run.method}, seed {c.run.seed}, {roles}, {len(self.stream.goals)} environments, {devices}, from step {first_step} of {c.run.steps}; files in {self.folder}"
+        what = f"run {c.run.name}: {c.run.method}, seed {c.run.seed}, {roles}, {len(self.stream.goals)} environments, {devices}"
+        return f"{what}, from step {first_step} of {c.run.steps}; files in {self.folder}"
 
 
 @contextlib.contextmanager
@@ -152,7 +161,7 @@ def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
     options = env_options(config)
     actor_codec = load_codec(config.actor.tokenizer)
     trie = _trie(config, goals, actor_codec) if config.env.constrained else None
-    prompts = _actor_prompts(config.actor.prompt)
+    prompts = actor_prompts(config.actor.prompt)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     with contextlib.ExitStack() as stack:
@@ -229,7 +238,8 @@ def _trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> ActionTrie
     return ActionTrie.build([[*codec.encode(lead + action), codec.stop_ids[0]] for action in actions])
 
 
-def _actor_prompts(variant: str) -> ActorPrompts:
+def actor_prompts(variant: str) -> ActorPrompts:
+    """The actor's prompt texts of a variant. Raises ValueError naming the known ones."""
     table = json.loads(ACTOR_PROMPTS.read_text(encoding="utf-8"))
     if variant not in table:
         raise ValueError(f"actor.prompt={variant!r} is unknown: use one of {sorted(table)}")
@@ -237,7 +247,8 @@ def _actor_prompts(variant: str) -> ActorPrompts:
     return ActorPrompts(**{**texts, "examples": tuple(tuple(pair) for pair in texts.get("examples", ()))})
 
 
-def _extractor_prompts(variant: str) -> ExtractorPrompts:
+def extractor_prompts(variant: str) -> ExtractorPrompts:
+    """The extractor's prompt texts of a variant. Raises ValueError naming the known ones."""
     path = DEFAULT_PROMPTS if variant == "default" else DEFAULT_PROMPTS.with_name(f"extractor_prompts_{variant}.json")
     if not path.exists():
         known = sorted(p.stem.removeprefix("extractor_prompts_") for p in path.parent.glob("extractor_prompts_*.json"))
@@ -339,7 +350,7 @@ def _manager(
         buffer=TrainingBuffer(
             batch_size=e.batch_size, capacity=e.buffer_capacity, max_age_steps=e.max_age_steps, parse_failure_reward=e.parse_failure_reward
         ),
-        prompts=_extractor_prompts(e.prompt),
+        prompts=extractor_prompts(e.prompt),
         options=ManagerOptions(
             sampling=_sampling(e, codec, seed=derive_seed(config.run.seed, "extractor")),
             diversity=Diversity(

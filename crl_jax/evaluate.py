@@ -1,7 +1,7 @@
 """Evaluation: fixed tasks, with and without experience, greedy and sampled, against a bank that is only read.
 
-Promises: the same tasks and seeds at every evaluation of a run; nothing is counted, distilled, credited or asked; with and without experience are paired.
-Does not: touch the learners.
+Promises: the same tasks and seeds at every evaluation of a run; nothing is counted, distilled, credited or asked; with and without
+experience are paired. Does not: touch the learners.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def evaluate(run: Run, *, step: int) -> dict[str, Any]:
     """Evaluate and log under ``eval/<set>/<with|without>/<greedy|sampled>`` (success) and ``.../turns``; returns the metrics.
 
-    Sets: ``known`` (unseen episodes of the training environments) and ``heldout`` (environments never visited), as the configuration has them.
+    Sets: ``known`` (unseen episodes of the training environments) and ``heldout`` (environments never visited), as the configuration has
+    them.
     """
     sampled = dataclasses.replace(run.collector.settings.sampling, seed=run.config.run.seed)
     modes = {"greedy": dataclasses.replace(sampled, temperature=0.0), "sampled": sampled}

@@ -1,7 +1,7 @@
 """One of the two models of a run: its learner, its sampler, and the version that ties them together.
 
-Owns: the train state, the compiled step, publishing. Promises: ``version`` grows by one with every applied publish and never otherwise; the sampler's
-weights are a copy, so a donated train step cannot delete them. Does not: decide when to learn or what from.
+Owns: the train state, the compiled step, publishing. Promises: ``version`` grows by one with every applied publish and never otherwise;
+the sampler's weights are a copy, so a donated train step cannot delete them. Does not: decide when to learn or what from.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Role:
         self.name, self.model_config, self.sampler, self.buckets, self.mesh, self.version = name, model_config, sampler, buckets, mesh, 0
         shardings = param_shardings(model_config, mesh)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        state = init_state(self._copy(jax.device_put(params, shardings)), optimizer)  # the step donates its state; the sampler keeps ``params``
+        state = init_state(
+            self._copy(jax.device_put(params, shardings)), optimizer
+        )  # the step donates its state; the sampler keeps ``params``
         self.shardings = state_shardings(state, optimizer, shardings, mesh)
         self.state: LearnerState = jax.device_put(state, self.shardings)
         self._step = make_train_step(

@@ -1,17 +1,20 @@
 """What a run saves and how it continues.
 
-Owns: the content of a checkpoint: both learner states, both versions, the bank's revision and buffer, the counters. Promises: the step saved is the
-number of finished steps, so a resumed run starts with the next one; the task stream, the sampling seeds and the schedules follow from the step.
-In-flight episodes are not saved: they are played again. The bank keeps every acknowledged operation: a resumed asynchronous run goes on with the
-newest bank, a synchronous one goes back to the revision of the checkpoint (later operations stay in the log, marked abandoned).
+Owns: the content of a checkpoint: both learner states, both versions, the bank's revision and buffer, the counters. Promises: the step
+saved is the number of finished steps, so a resumed run starts with the next one; the task stream, the sampling seeds and the schedules
+follow from the step. In-flight episodes are not saved: they are played again. The bank keeps every acknowledged operation: a resumed
+asynchronous run goes on with the newest bank, a synchronous one goes back to the revision of the checkpoint (later operations stay in the
+log, marked abandoned).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.checkpoint import store as checkpoints
+from crl_jax.records import Episode
 
 if TYPE_CHECKING:
     from crl_jax.build import Run
@@ -24,6 +27,11 @@ class RunCounters:
     step: int = 0
     env_steps: int = 0
     extractor_updates: int = 0
+
+    def after(self, episodes: Sequence[Episode], extractor_updates: int) -> RunCounters:
+        """One step later, having played ``episodes``; search-and-ask turns are no environment steps."""
+        turns = sum(not turn.tool for episode in episodes for turn in episode.turns)
+        return RunCounters(self.step + 1, self.env_steps + turns, extractor_updates)
 
 
 def save_run(run: Run, counters: RunCounters) -> None:

@@ -1,8 +1,8 @@
 """A study: several methods, several seeds, one table and one plot.
 
-Owns: which runs a study is made of, running the missing ones, and the comparison. Promises: a finished run is never run again and a broken one is
-resumed; methods are compared at equal numbers of environment steps; the intervals are Student-t over seeds (95 %), and every number comes from the
-runs' own metrics files. Does not: choose hyper-parameters.
+Owns: which runs a study is made of, running the missing ones, and the comparison. Promises: a finished run is never run again and a
+broken one is resumed; methods are compared at equal numbers of environment steps; the intervals are Student-t over seeds (95 %), and
+every number comes from the runs' own metrics files. Does not: choose hyper-parameters.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def run_dir(config: Config) -> pathlib.Path:
 
 
 def run_missing(config_file: pathlib.Path, overrides: Sequence[str], methods: Sequence[str], seeds: Sequence[int], jobs: int) -> None:
-    """Run or resume every (method, seed) that is not finished, ``jobs`` at a time, each in its own process. Raises when one of them fails."""
+    """Run or resume every (method, seed) that is not finished, ``jobs`` at a time, each in its own process. Raises when one of them
+    fails."""
     config = load(config_file, overrides)
 
     def one(method: str, seed: int) -> str:

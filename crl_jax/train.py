@@ -7,8 +7,8 @@
       extractor:  when its buffer is full, one CISPO step on the experiences' mean rewards      (paper Eq. 3, 7)
       publish both weights to their samplers
 
-Owns: the order of things in a run. Promises: lag is at most ``run.max_lag`` versions; every wait has a deadline; a run that stops, for whatever
-reason, ends its processes; what was saved can be resumed. Does not: build the parts (``build``) or play episodes (``rollout``).
+Owns: the order of things in a run. Promises: lag is at most ``run.max_lag`` versions; every wait has a deadline; a run that stops, for
+whatever reason, ends its processes; what was saved can be resumed. Does not: build the parts (``build``) or play episodes (``rollout``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,11 +40,13 @@ class Batch:
 
     @property
     def episodes(self) -> list[Episode]:
+        """All episodes, group by group."""
         return [episode for group in self.groups for episode in group.episodes]
 
 
-def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = print, clock: Callable[[], float] = time.monotonic) -> pathlib.Path:
-    """Run ``config`` to its last step and return the run's folder. ``resume`` continues from the newest complete checkpoint, if there is one.
+def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = print) -> pathlib.Path:
+    """Run ``config`` to its last step and return the run's folder. ``resume`` continues from the newest complete checkpoint, if there is
+    one.
 
     Raises FileExistsError when the folder already holds a run and ``resume`` is False, and whatever error stopped a part of the run.
     """
@@ -54,7 +55,7 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
         with spans("restore"):
             counters = restore_run(run) if resume else RunCounters()
         out(run.describe(counters.step))
-        started, first = clock(), counters.step
+        started, first = run.clock(), counters.step
         if first == 0:
             with spans("evaluate"):
                 evaluate(run, step=0)
@@ -71,8 +72,8 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
                 metrics |= _learn_actor(run, batch)
             with spans("extractor_step"):
                 metrics |= _learn_extractor(run, step)
-            counters = dataclasses.replace(counters, step=step + 1, env_steps=counters.env_steps + sum(len(e.turns) for e in batch.episodes), extractor_updates=run.extractor_updates)
-            last = step + 1 == config.run.steps or _out_of_time(config, clock() - started)
+            counters = counters.after(batch.episodes, run.extractor_updates)
+            last = step + 1 == config.run.steps or _out_of_time(config, run.clock() - started)
             if last or (config.run.eval_every and (step + 1) % config.run.eval_every == 0):
                 with spans("evaluate"):
                     evaluate(run, step=step + 1)
@@ -109,11 +110,11 @@ class _Admission:
 
 
 async def _collect(run: build.Run, step: int) -> Batch:
-    started = time.monotonic()
+    started = run.clock()
     count = run.config.run.groups_per_step
     guided = run.guided_per_group(step)
     groups = await run.collector.groups(run.stream.tasks(step * count, count), batch_id=f"s{step}", guided=guided)
-    return Batch(step, groups, time.monotonic() - started)
+    return Batch(step, groups, run.clock() - started)
 
 
 def _learn_actor(run: build.Run, batch: Batch) -> dict[str, Any]:
@@ -127,14 +128,21 @@ def _learn_actor(run: build.Run, batch: Batch) -> dict[str, Any]:
 
 
 def _learn_extractor(run: build.Run, step: int) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
+    extractor, loss = run.extractor, run.config.extractor.loss
+    if extractor is None:
+        return {}
+    sums: dict[str, Sum] = {}
     while run.trains_extractor and (evidence := run.pop_evidence(step)) is not None:
-        samples, weights = extractor_samples(evidence, step=step, alpha=run.config.extractor.loss.alpha, cooldown_steps=run.config.extractor.loss.cooldown_steps)
-        metrics |= {f"extractor/{name}": value for name, value in run.extractor.update(samples).items()}
-        metrics |= {"extractor/reward": Sum(sum(e.reward for e in evidence), len(evidence)), "extractor/weight": Sum(sum(weights), len(weights))}
+        samples, weights = extractor_samples(evidence, step=step, alpha=loss.alpha, cooldown_steps=loss.cooldown_steps)
+        found = extractor.update(samples) | {
+            "reward": Sum(sum(e.reward for e in evidence), len(evidence)),
+            "weight": Sum(sum(weights), len(weights)),
+            "lag": Sum(sum(extractor.version - e.generation.versions[0] for e in evidence), len(evidence)),
+        }
+        sums = {name: value + sums[name] if name in sums else value for name, value in found.items()}
         run.record_training(evidence, weights, step)
-        run.extractor.publish()
-    return metrics | ({"extractor/version": run.extractor.version} if run.extractor else {})
+        extractor.publish()
+    return {f"extractor/{name}": value for name, value in sums.items()} | {"extractor/version": extractor.version}
 
 
 def _rollout_metrics(batch: Batch, version: int) -> dict[str, Any]:
@@ -181,8 +189,10 @@ def as_text(episode: Episode, lessons: list[str]) -> str:
     """An episode as a person would read it."""
     lines = [f"goal: {episode.task.goal}", *(f"lesson: {text}" for text in lessons)]
     for turn in episode.turns:
-        lines += [f"  {turn.observation.strip()}", f"> {turn.reply.strip()}" + ("  (asked the bank)" if turn.tool else "" if turn.valid else "  (invalid)")]
-    return "\n".join([*lines, f"  {episode.final_observation.strip()}", f"{'success' if episode.success else 'failure'} ({episode.status.value})"])
+        note = "  (asked the bank)" if turn.tool else "" if turn.valid else "  (invalid)"
+        lines += [f"  {turn.observation.strip()}", f"> {turn.reply.strip()}{note}"]
+    ending = f"{'success' if episode.success else 'failure'} ({episode.status.value})"
+    return "\n".join([*lines, f"  {episode.final_observation.strip()}", ending])
 
 
 def main(config: Config, *, resume: bool = False) -> int:

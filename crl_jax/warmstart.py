@@ -1,9 +1,9 @@
 """The micro models' warm start: supervised learning on text of scripted play, a controlled stand-in for pretraining.
 
-What the weights get: reading an observation, moving sensibly, following a lesson half of the time, asking now and then; writing well-formed lessons that
-name the right place, answering from an entry, merging entries. What they do not get: any knowledge of a dungeon (levels are played under names drawn at
-random) and any relation between an episode and the advice written about it (the advice in the training text is drawn at random). That relation is what
-the extractor has to learn by CISPO.
+What the weights get: reading an observation, moving sensibly, following a lesson half of the time, asking now and then; writing
+well-formed lessons that name the right place, answering from an entry, merging entries. What they do not get: any knowledge of a dungeon
+(levels are played under names drawn at random) and any relation between an episode and the advice written about it (the advice in the
+training text is drawn at random). That relation is what the extractor has to learn by CISPO.
 
 Owns: the data recipe, its seeds and the training loop. Does not: take part in a run.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import json
 import pathlib
 import random
@@ -22,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from crl_jax.build import ACTOR_PROMPTS, _actor_prompts, _extractor_prompts
+from crl_jax.build import actor_prompts, extractor_prompts
 from crl_jax.experience import extractor
 from crl_jax.learner import objective
 from crl_jax.learner.batching import to_batch
@@ -39,17 +38,22 @@ from crl_jax.rollout.agent import Answer, Plan, run_episode
 from envs import players, registry
 from envs.minihack.compact import COLUMNS, ROWS
 
-__all__ = ["ACTOR_PROMPTS", "Recipe", "make_data", "warmstart"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the data is made and how long is trained. Probabilities are per episode."""
+    """How the data is made and how long is trained. Probabilities are per episode.
+
+    Training has two stages: ``short_steps`` on extractor tasks of at most ``short_length`` tokens (where copying a name is learned an
+    order of magnitude sooner than in whole transcripts), then ``steps`` on whole sequences, an actor batch and an extractor batch in
+    turn.
+    """
 
     episodes: int = 4000
-    steps: int = 260
+    short_steps: int = 160
+    steps: int = 300
     batch: int = 64
-    lr: float = 2e-3
+    short_length: int = 64
+    lr: float = 3e-3
     seed: int = 0
     max_turns: int = 7
     guided: float = 0.6
@@ -106,7 +110,9 @@ class _Scripted:
 class _Speaker:
     """Turns what the actor reads into what the scripted player says: a question first (sometimes), then moves."""
 
-    def __init__(self, recipe: Recipe, draw: random.Random, place: str, player_of: Callable[[str], players.Player], lesson: str, asks: bool):
+    def __init__(
+        self, recipe: Recipe, draw: random.Random, place: str, player_of: Callable[[str], players.Player], lesson: str, asks: bool
+    ):
         self._draw, self._place, self._slip = draw, place, recipe.slip
         self._player_of, self._follow = player_of, draw.random() < recipe.follow
         self._player = player_of(lesson if self._follow else "")
@@ -127,7 +133,7 @@ class _Speaker:
 def play(recipe: Recipe, codec: ChatCodec) -> list[Episode]:
     """Episodes of scripted play in every training dungeon, under names drawn at random."""
     draw = random.Random(recipe.seed)
-    prompts = _actor_prompts("micro")
+    prompts = actor_prompts("micro")
     names = registry.splits("dungeon")["train"]
     places = [registry.spec(n).goal.removeprefix("find the stairs of the ") for split in registry.splits("dungeon").values() for n in split]
     envs = {name: registry.make(name, style="compact", max_turns=recipe.max_turns) for name in names}
@@ -158,7 +164,9 @@ def play(recipe: Recipe, codec: ChatCodec) -> list[Episode]:
             ask_uses=2 if guided else 0,
         )
         speaker = _Speaker(recipe, draw, place, player_of, lesson, asks)
-        return await run_episode(plan, env=_Local(envs[name]), sampler=_Scripted(codec, speaker), codec=codec, prompts=prompts, ask=answer if guided else None)
+        return await run_episode(
+            plan, env=_Local(envs[name]), sampler=_Scripted(codec, speaker), codec=codec, prompts=prompts, ask=answer if guided else None
+        )
 
     async def all_of_them() -> list[Episode]:
         return [await one(i) for i in range(recipe.episodes)]
@@ -210,68 +218,90 @@ def merge_case(places: Sequence[str], draw: random.Random) -> tuple[list[str], s
     return [lesson_of(*entry) for entry in entries], f"[{', '.join(ops)}]" if ops else '[{"op": "return"}]'
 
 
-def make_data(recipe: Recipe, codec: ChatCodec) -> tuple[list[TokenLog], list[Episode]]:
-    """Token logs for both roles, and the episodes they came from."""
-    episodes = play(recipe, codec)
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Token logs by what they are for; ``short`` are extractor tasks with transcripts cut to their last turns."""
+
+    actor: list[TokenLog]
+    extractor: list[TokenLog]
+    short: list[TokenLog]
+
+
+def make_data(recipe: Recipe, codec: ChatCodec, episodes: Sequence[Episode]) -> Data:
+    """Sequences for both roles out of scripted episodes."""
     draw = random.Random(recipe.seed + 1)
-    prompts = _extractor_prompts("micro")
     places = [e.task.goal.removeprefix("find the stairs of the ") for e in episodes]
-    logs: list[TokenLog] = [episode.log for episode in episodes]
+    whole: list[TokenLog] = []
+    short: list[TokenLog] = []
     for episode, place in zip(episodes, places, strict=True):
-        known = lesson_of(place, third(draw)) if episode.shown else ""
-        messages = extractor.distil_messages(
-            prompts,
-            goal=episode.task.goal,
-            success=episode.success,
-            turns=episode.turns,
-            final_observation=episode.final_observation,
-            entries=[known] if known else [],
-            max_ops=3,
-        )
-        logs.append(extractor_log(codec, messages, distil_text(episode, known, recipe, draw)))
-        if draw.random() < 0.3:
-            asked, about, where = place, place if draw.random() < 0.8 else draw.choice(places), third(draw)
-            query = f" where are the stairs of the {asked}"
-            messages = extractor.ask_messages(prompts, query=query, entry=lesson_of(about, where))
-            logs.append(extractor_log(codec, messages, f" the stairs are {where}" if about == asked else "nothing found"))
-        if draw.random() < 0.3:
-            entries, response = merge_case(sorted(set(places)), draw)
-            logs.append(extractor_log(codec, extractor.merge_messages(prompts, entries=entries, max_ops=3), response))
-    return logs, episodes
+        whole.append(distil_log(codec, episode, recipe, draw, turns=len(episode.turns)))
+        short.append(distil_log(codec, episode, recipe, draw, turns=draw.choice((1, 1, 2))))
+        for kind, chance in ((ask_log, 0.5), (merge_log, 0.3)):
+            if draw.random() < chance:
+                short.append(kind(codec, place, places, draw))
+            if draw.random() < chance / 2:
+                whole.append(kind(codec, place, places, draw))
+    return Data([e.log for e in episodes], whole, [log for log in short if len(log) <= recipe.short_length])
 
 
-def as_language(log: TokenLog) -> TokenLog:
-    """The same tokens, all of them trained but the first: plain language modelling."""
-    provenance = np.full(len(log), int(Provenance.ACTION), np.int8)
-    provenance[0] = int(Provenance.PROMPT)
-    return dataclasses.replace(log, provenance=provenance)
+def distil_log(codec: ChatCodec, episode: Episode, recipe: Recipe, draw: random.Random, *, turns: int) -> TokenLog:
+    """Distillation of an episode, of which only the last ``turns`` turns are shown."""
+    place = episode.task.goal.removeprefix("find the stairs of the ")
+    known = lesson_of(place, third(draw)) if episode.shown else ""
+    messages = extractor.distil_messages(
+        extractor_prompts("micro"),
+        goal=episode.task.goal,
+        success=episode.success,
+        turns=episode.turns[-turns:],
+        final_observation=episode.final_observation,
+        entries=[known] if known else [],
+        max_ops=3,
+    )
+    return extractor_log(codec, messages, distil_text(episode, known, recipe, draw))
 
 
-def warmstart(path: pathlib.Path, recipe: Recipe = Recipe(), *, out: Callable[[str], None] = print) -> float:
-    """Make the data, train, write the weights to ``path`` (float16 safetensors); returns the mean loss of the last 50 steps (nats per reply token)."""
+def ask_log(codec: ChatCodec, place: str, places: Sequence[str], draw: random.Random) -> TokenLog:
+    """A question about ``place``, answered from an entry about it; an entry about another place answers nothing."""
+    about, where = place if draw.random() < 0.8 else draw.choice(places), third(draw)
+    messages = extractor.ask_messages(
+        extractor_prompts("micro"), query=f" where are the stairs of the {place}", entry=lesson_of(about, where)
+    )
+    return extractor_log(codec, messages, f" the stairs are {where}" if about == place else "nothing found")
+
+
+def merge_log(codec: ChatCodec, place: str, places: Sequence[str], draw: random.Random) -> TokenLog:
+    """A chunk of entries and the response that joins those about one place."""
+    del place
+    entries, response = merge_case(sorted(set(places)), draw)
+    return extractor_log(codec, extractor.merge_messages(extractor_prompts("micro"), entries=entries, max_ops=3), response)
+
+
+def warmstart(path: pathlib.Path, recipe: Recipe, *, out: Callable[[str], None] = print) -> dict[str, float]:
+    """Make the data, train, write the weights to ``path`` (float16 safetensors); returns mean losses of the last steps (nats per reply
+    token)."""
     codec = load_codec("builtin:micro")
-    logs, episodes = make_data(recipe, codec)
-    out(f"{len(logs)} sequences of {len(episodes)} episodes, scripted success {sum(e.success for e in episodes) / len(episodes):.3f}")
+    episodes = play(recipe, codec)
+    data = make_data(recipe, codec, episodes)
+    out(f"{len(episodes)} episodes, scripted success {sum(e.success for e in episodes) / len(episodes):.3f}")
     config = preset("micro", vocab_size=codec.tokenizer.vocab_size)
-    optimizer = make_optimizer(make_schedule("cosine", recipe.lr, steps=recipe.steps, warmup_steps=recipe.steps // 20), weight_decay=0.01)
+    total = recipe.short_steps + recipe.steps
+    optimizer = make_optimizer(make_schedule("cosine", recipe.lr, steps=total, warmup_steps=20), weight_decay=0.01)
     state = init_state(init(config, jax.random.key(recipe.seed)), optimizer)
     step = make_train_step(config, optimizer, objective.supervised(), temperature=1.0, allowed=None)
-    out(f"micro: {count_params(config) / 1e6:.2f} M parameters, {recipe.steps} steps of {recipe.batch} sequences")
-    lengths = (96, 128)
-    order = np.random.default_rng(recipe.seed).permutation
-    picks = itertools.chain.from_iterable(order(len(logs)) for _ in itertools.count())
-    losses: list[float] = []
-    for i in range(recipe.steps):
-        chosen = [logs[next(picks)] for _ in range(recipe.batch)]
-        language = i % 4 == 3
-        samples = [TrainSample(as_language(log) if language else log, 1.0) for log in chosen]
-        state, sums = step(state, to_batch(samples, row_buckets=(recipe.batch,), length_buckets=lengths, token_buckets=(64, 128)))
-        if not language:
-            losses.append(sums["loss"].mean())
+    out(f"micro: {count_params(config) / 1e6:.2f} M parameters, {total} steps of {recipe.batch} sequences")
+    draw = np.random.default_rng(recipe.seed)
+    losses: dict[str, list[float]] = {"short": [], "actor": [], "extractor": []}
+    for i in range(total):
+        kind = "short" if i < recipe.short_steps else ("actor", "extractor")[i % 2]
+        logs: list[TokenLog] = getattr(data, kind)
+        chosen = [TrainSample(logs[j], 1.0) for j in draw.integers(0, len(logs), recipe.batch)]
+        batch = to_batch(chosen, row_buckets=(recipe.batch,), length_buckets=(recipe.short_length, 96, 128), token_buckets=(64,))
+        state, sums = step(state, batch)
+        losses[kind].append(sums["loss"].mean())
         if (i + 1) % 50 == 0:
-            out(f"step {i + 1}/{recipe.steps} loss {np.mean(losses[-38:]):.3f}")
+            out(f"step {i + 1}/{total} " + " ".join(f"{name} {np.mean(values[-20:]):.3f}" for name, values in losses.items() if values))
     save_params(state.params, path, dtype=np.float16)
-    return float(np.mean(losses[-38:]))
+    return {name: round(float(np.mean(values[-20:])), 4) for name, values in losses.items()}
 
 
 def main(options: Sequence[str], *, path: pathlib.Path | None = None) -> int:
@@ -284,9 +314,9 @@ def main(options: Sequence[str], *, path: pathlib.Path | None = None) -> int:
             raise ValueError(f"{key!r} is no field of the recipe: use one of {sorted(fields)}")
         chosen[key] = fields[key](value)
     recipe, target = Recipe(**chosen), path or MICRO_WEIGHTS
-    loss = warmstart(target, recipe)
+    losses = warmstart(target, recipe)
     command = " ".join(["crl", "warmstart", *options])
-    note = {"command": command, "recipe": dataclasses.asdict(recipe), "loss": round(loss, 4), "vocabulary": MICRO_VOCAB.name}
+    note = {"command": command, "recipe": dataclasses.asdict(recipe), "loss": losses, "vocabulary": MICRO_VOCAB.name}
     target.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-    print(f"wrote {target} (loss {loss:.3f}) and {target.with_suffix('.json').name}")
+    print(f"wrote {target} ({losses}) and {target.with_suffix('.json').name}")
     return 0

@@ -85,7 +85,9 @@ class RoleConfig:
     remat: bool = False  # recompute activations in the backward pass
     mesh: MeshConfig = field(default_factory=MeshConfig)
     slots: int = 16  # sequences decoded together by the engine
-    row_buckets: tuple[int, ...] = (8,)  # rows of a prefill dispatch, besides ``slots``; each pair with a chunk bucket is one compiled program
+    row_buckets: tuple[int, ...] = (
+        8,
+    )  # rows of a prefill dispatch, besides ``slots``; each pair with a chunk bucket is one compiled program
     chunk_buckets: tuple[int, ...] = (16, 64, 256)  # tokens per row of a prefill dispatch; longer prompts take several
     engine: Literal["jetstream"] = "jetstream"
 

@@ -1,8 +1,8 @@
 """One episode: the actor reads, answers, and may ask the bank; everything it read and said becomes one append-only token log.
 
 Owns: the order of tokens in an episode and their provenance; when a reply is a search-and-ask turn; when an episode ends.
-Promises: sampled ids are never re-tokenised; only a guided episode can reach the bank; an environment error ends this episode alone, without reward.
-Does not: retry anything, know where weights live, or decide what is learned from the episode.
+Promises: sampled ids are never re-tokenised; only a guided episode can reach the bank; an environment error ends this episode alone,
+without reward. Does not: retry anything, know where weights live, or decide what is learned from the episode.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EpisodeSampler(Protocol):
 
 
 class Codec(Protocol):
-    """Text to ids and back, with the chat template's role markers (``rollout.codec.ChatCodec`` is one)."""
+    """Text to ids and back, with the chat template's role markers (``models.codec.ChatCodec`` is one)."""
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -73,7 +73,8 @@ class Codec(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ActorPrompts:
-    """The words around an episode. ``lesson`` and ``ask_hint`` are only ever shown to guided episodes; ``{text}`` and ``{uses}`` are filled in."""
+    """The words around an episode. ``lesson`` and ``ask_hint`` are only ever shown to guided episodes; ``{text}`` and ``{uses}`` are
+    filled in."""
 
     system: str = ""
     examples: tuple[tuple[str, str], ...] = ()  # (observation, action) pairs shown before the episode

@@ -19,7 +19,8 @@ from crl_jax.records import Completion, Condition, Episode, Finish, Generation, 
 def actor_samples(groups: Sequence[Group], *, normalise: Normalise, split: bool = True) -> tuple[list[TrainSample], dict[str, int]]:
     """Training samples of a batch of groups and counts of what was left out.
 
-    ``normalise``: "mean_std" (paper) or "mean" (released configuration). ``split`` False pools both halves of a group (the cross-group ablation).
+    ``normalise``: "mean_std" (paper) or "mean" (released configuration). ``split`` False pools both halves of a group (the cross-group
+    ablation).
     """
     episodes = [episode for group in groups for episode in group.episodes]
     numbers = {group.id: i for i, group in enumerate(groups)}

@@ -1,8 +1,8 @@
 """The collector: whole groups of episodes, guided and free, many at once.
 
-Owns: which members of a group are guided (by id, never by position in a result list), retrieval at episode start, and the pool of environment leases.
-Promises: a batch is complete or raises; free episodes never touch the bank; evaluation reads the bank without counting.
-Does not: learn, or decide when to start (admission is the caller's).
+Owns: which members of a group are guided (by id, never by position in a result list), retrieval at episode start, and the pool of
+environment leases. Promises: a batch is complete or raises; free episodes never touch the bank; evaluation reads the bank without
+counting. Does not: learn, or decide when to start (admission is the caller's).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Bank(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CollectSettings:
-    """How episodes are played. ``guided`` of every ``group_size`` episodes retrieve; ``env_options`` go to the environment's constructor."""
+    """How episodes are played. ``guided`` of every ``group_size`` episodes retrieve; ``env_options`` go to the environment's
+    constructor."""
 
     group_size: int
     guided: int
@@ -43,7 +44,9 @@ class CollectSettings:
 class Collector:
     """Plays groups of episodes over an environment pool and one sampler."""
 
-    def __init__(self, pool: EnvPool, sampler: EpisodeSampler, codec: Codec, prompts: ActorPrompts, bank: Bank | None, settings: CollectSettings):
+    def __init__(
+        self, pool: EnvPool, sampler: EpisodeSampler, codec: Codec, prompts: ActorPrompts, bank: Bank | None, settings: CollectSettings
+    ):
         self.pool, self.sampler, self.codec, self.prompts, self.bank, self.settings = pool, sampler, codec, prompts, bank, settings
 
     async def groups(self, tasks: Sequence[Task], *, batch_id: str, guided: int | None = None) -> list[Group]:
