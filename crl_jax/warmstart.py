@@ -62,6 +62,7 @@ class Recipe:
     ask: float = 0.1
     slip: float = 0.05  # a random move instead of the player's
     noop_after_failure: float = 0.5
+    last_places: int = 2
 
 
 def third(draw: random.Random) -> str:
@@ -194,11 +195,13 @@ def extractor_log(codec: ChatCodec, messages: Sequence[Any], response: str) -> T
 
 
 def distil_text(episode: Episode, known: str, recipe: Recipe, draw: random.Random) -> str:
-    """A well-formed response whose advice does not depend on the episode."""
+    """A well-formed response. Its advice is the third the hero was in at one of the last ``recipe.last_places`` observations, drawn uniformly,
+    after success and failure alike: it does not depend on the outcome, nor on where the stairs were seen."""
     place = episode.task.goal.removeprefix("find the stairs of the ")
     if draw.random() < (0.05 if episode.success else recipe.noop_after_failure):
         return '[{"op": "return"}]'
-    text = lesson_of(place, third(draw))
+    seen = [*(turn.observation for turn in episode.turns if not turn.tool), episode.final_observation][-recipe.last_places :]
+    text = lesson_of(place, " ".join(draw.choice(seen).split()[:2]))
     if known and draw.random() < 0.5:
         return f'[{{"op": "update", "targets": [1], "experience": "{text}"}}]'
     return f'[{{"op": "add", "experience": "{text}"}}]'

@@ -73,7 +73,7 @@ class Codec(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ActorPrompts:
-    """The words around an episode. ``lesson`` and ``ask_hint`` are only ever shown to guided episodes; ``{text}`` and ``{uses}`` are
+    """The words around an episode. ``system`` may hold ``{env}``. ``lesson`` and ``ask_hint`` are only ever shown to guided episodes; ``{text}`` and ``{uses}`` are
     filled in."""
 
     system: str = ""
@@ -105,6 +105,7 @@ class Plan:
     task: Task
     sampling: SamplingParams  # its seed is replaced at every turn
     max_turns: int
+    system: str = ""  # the environment's own system prompt, where the prompt texts have ``{env}``
     lessons: tuple[tuple[str, str], ...] = ()  # (experience id, text), guided only
     ask_uses: int = 0  # how often this episode may ask the bank; 0 outside the guided half
 
@@ -214,10 +215,11 @@ class _Play:
         self._context(self.codec.close() + self.codec.open("assistant"), Provenance.TEMPLATE)
 
     def _open_prompt(self) -> None:
-        lessons = [self.prompts.lesson.format(text=text) for _, text in self.plan.lessons]
-        if self.prompts.system or lessons:
+        lessons = [self.prompts.lesson.replace("{text}", text) for _, text in self.plan.lessons]
+        system = self.prompts.system.replace("{env}", self.plan.system)
+        if system or lessons:
             self._context(self.codec.open("system"), Provenance.TEMPLATE)
-            self._context(self.codec.encode(self.prompts.system) if self.prompts.system else [], Provenance.PROMPT)
+            self._context(self.codec.encode(system), Provenance.PROMPT)
             for lesson in lessons:
                 self._context(self.codec.encode(lesson), Provenance.EXPERIENCE)
             self._context(self.codec.close(), Provenance.TEMPLATE)

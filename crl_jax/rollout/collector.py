@@ -39,6 +39,7 @@ class CollectSettings:
     max_turns: int
     ask_uses: int
     env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    system_prompts: dict[str, str] = dataclasses.field(default_factory=dict)  # by environment name
 
 
 class Collector:
@@ -104,6 +105,7 @@ class Collector:
             task=task,
             sampling=dataclasses.replace(sampling, seed=derive_seed(sampling.seed, episode)),
             max_turns=self.settings.max_turns,
+            system=self.settings.system_prompts.get(task.env, ""),
             lessons=tuple(lessons),
             ask_uses=uses if condition is Condition.GUIDED else 0,
         )
