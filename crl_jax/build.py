@@ -187,7 +187,10 @@ def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
             max_turns=config.env.max_turns,
             ask_uses=config.ask.max_uses if config.ask.enabled else 0,
             env_options=options,
-            system_prompts={name: registry.spec(name, **options).system_prompt for name in {t.env for t in [*goals, *itertools.chain(*eval_sets.values())]}},
+            system_prompts={
+                name: registry.spec(name, **options).system_prompt
+                for name in {t.env for t in [*goals, *itertools.chain(*eval_sets.values())]}
+            },
         )
         collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings)
         stream = TaskStream(tuple(goals), config.run.seed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -25,12 +26,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     from crl_jax.config.parse import ConfigError
 
-    args = parser().parse_args(argv)
+    args = parser().parse_args(_options_last(sys.argv[1:] if argv is None else argv))
     try:
         return int(args.run(args) or 0)
-    except ConfigError as error:
+    except (ConfigError, FileExistsError) as error:
         print(f"crl: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of our output (``head``) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _options_last(argv: Sequence[str]) -> list[str]:
+    """``--flag`` after ``key=value`` and before it mean the same: argparse wants the key=value words together."""
+    settings = [word for word in argv if "=" in word and not word.startswith("-")]
+    rest = [word for word in argv if word not in settings]
+    at = next((i for i, word in enumerate(rest) if i > 0 and word.startswith("-")), len(rest))
+    return [*rest[:at], *settings, *rest[at:]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,9 +57,6 @@ def parser() -> argparse.ArgumentParser:
     warm = _command(commands, "warmstart", _warmstart, "make the micro models' starting weights from scripted play")
     warm.add_argument("--out", type=pathlib.Path, help="safetensors file to write (default: the file that ships with the package)")
     warm.add_argument("options", nargs="*", metavar="key=value", help="fields of the recipe, e.g. steps=260 seed=0")
-    bench = _command(commands, "bench", _bench, "measure one thing and print a result object")
-    bench.add_argument("name", help="what to measure")
-    bench.add_argument("options", nargs="*", metavar="key=value", help="its options")
     study = _with_config(_command(commands, "study", _study, "run several methods and seeds and compare them"))
     study.add_argument("--methods", default="baseline,static,exp_only,complementary", help="comma-separated")
     study.add_argument("--seeds", default="0,1,2", help="comma-separated")
@@ -138,10 +147,6 @@ def _study(args: argparse.Namespace) -> int:
     seeds = [int(seed) for seed in args.seeds.split(",")]
     study = importlib.import_module("crl_jax.study")
     return study.main(args.config, args.overrides, methods=args.methods.split(","), seeds=seeds, jobs=args.jobs, out=args.out)
-
-
-def _bench(args: argparse.Namespace) -> int:
-    return importlib.import_module("crl_jax.bench").main(args.name, args.options)
 
 
 def _report(args: argparse.Namespace) -> int:

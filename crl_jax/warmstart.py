@@ -1,9 +1,10 @@
 """The micro models' warm start: supervised learning on text of scripted play, a controlled stand-in for pretraining.
 
-What the weights get: reading an observation, moving sensibly, following a lesson half of the time, asking now and then; writing
-well-formed lessons that name the right place, answering from an entry, merging entries. What they do not get: any knowledge of a dungeon
-(levels are played under names drawn at random) and any relation between an episode and the advice written about it (the advice in the
-training text is drawn at random). That relation is what the extractor has to learn by CISPO.
+What the weights get: reading an observation, moving sensibly, following a lesson half of the time (right or wrong), asking now and then;
+writing well-formed lessons that name the place, answering from an entry, merging entries. What they do not get: any knowledge of a
+dungeon (levels are played under names drawn at random), and when or what advice is worth writing: a training lesson names the third of
+the room at one of the last two observations, after failures as after successes. So half of the lessons written after a success are right
+by accident of geometry or more, those after a failure are wrong, and both are equally likely. Telling them apart is left to CISPO.
 
 Owns: the data recipe, its seeds and the training loop. Does not: take part in a run.
 """
@@ -195,8 +196,9 @@ def extractor_log(codec: ChatCodec, messages: Sequence[Any], response: str) -> T
 
 
 def distil_text(episode: Episode, known: str, recipe: Recipe, draw: random.Random) -> str:
-    """A well-formed response. Its advice is the third the hero was in at one of the last ``recipe.last_places`` observations, drawn uniformly,
-    after success and failure alike: it does not depend on the outcome, nor on where the stairs were seen."""
+    """A well-formed response. Its advice is the third the hero was in at one of the last ``recipe.last_places`` observations, drawn
+    uniformly,
+    after success and failure alike: whether the stairs were found there plays no part."""
     place = episode.task.goal.removeprefix("find the stairs of the ")
     if draw.random() < (0.05 if episode.success else recipe.noop_after_failure):
         return '[{"op": "return"}]'

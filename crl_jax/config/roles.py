@@ -21,7 +21,6 @@ class SamplingConfig:
     top_p: float = 1.0  # 1 = off
     top_k: int = 0  # 0 = off
     max_new_tokens: int = 64  # per turn (actor), per generation (extractor)
-    stop_strings: tuple[str, ...] = ()  # besides the chat template's own stop tokens; the stop text is kept in the ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,6 @@ class RoleConfig:
         8,
     )  # rows of a prefill dispatch, besides ``slots``; each pair with a chunk bucket is one compiled program
     chunk_buckets: tuple[int, ...] = (16, 64, 256)  # tokens per row of a prefill dispatch; longer prompts take several
-    engine: Literal["jetstream"] = "jetstream"
 
 
 @dataclass(frozen=True, kw_only=True)

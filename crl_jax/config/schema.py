@@ -59,7 +59,7 @@ class EnvConfig:
     hazards: Literal["none", "trap", "monster", "both"] = "none"  # dungeon only
     kind: Literal["room", "maze"] = "room"  # dungeon only
     size: int = 0  # dungeon only: side of the level in squares; 0 = the family's default
-    workers: int = 0  # environment processes; 0 = inside the collector's process
+    workers: int = 1  # environment processes
     call_timeout_s: float = 10.0  # one reset or step
     action_format: Literal["bare", "tagged"] = "bare"
     action_prefix: str = ""  # text before every action of the constraint, e.g. a space the tokenizer wants
@@ -84,7 +84,6 @@ class BankConfig:
     query_batch: int = 16  # queries searched together
     query_wait_ms: float = 1.0  # how long a query waits for others
     search_workers: int = 4
-    embedder: str = "builtin:minilm"
     warmup_steps: int = 5  # steps in which episodes are distilled but nobody reads the bank
 
 

@@ -73,7 +73,8 @@ class Codec(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ActorPrompts:
-    """The words around an episode. ``system`` may hold ``{env}``. ``lesson`` and ``ask_hint`` are only ever shown to guided episodes; ``{text}`` and ``{uses}`` are
+    """The words around an episode. ``system`` may hold ``{env}``. ``lesson`` and ``ask_hint`` are only ever shown to guided episodes;
+    ``{text}`` and ``{uses}`` are
     filled in."""
 
     system: str = ""

@@ -150,7 +150,7 @@ def _change(value: float | None, start: float | None) -> str:
 def print_report(folder: pathlib.Path, *, json_path: pathlib.Path | None = None) -> int:
     """Prints the table and, last, the result object of the run in ``folder``; returns an exit code (1: there is nothing to report).
 
-    The value is the success of guided episodes in the last stretch of training. The seed is read from ``folder/config.yaml``, if any.
+    The seed is read from ``folder/config.yaml``, if any.
     """
     metrics = folder / "metrics.jsonl"
     if not metrics.exists():
@@ -158,9 +158,18 @@ def print_report(folder: pathlib.Path, *, json_path: pathlib.Path | None = None)
         return 1
     report = make_report(metrics, name=folder.name, seed=_seed(folder / "config.yaml"))
     print(show_report(report))
-    value = report.buckets[-1].guided if report.buckets else None
-    emit(Result("success_guided_last_bucket", value, "share", details=report.to_json()), json_path)
+    emit(_result(report), json_path)
     return 0
+
+
+def _result(report: Report) -> Result:
+    """The gain over step 0 in success (known tasks, with experience, sampled) if it was evaluated; else the success of the last stretch."""
+    curve = [e.with_exp for e in report.evaluations if (e.tasks, e.mode) == ("known", "sampled") and e.with_exp is not None]
+    if len(curve) >= 2:
+        gain = curve[-1] - curve[0]
+        return Result("success_gain_known_with_experience", gain, "success rate", "> 0.1", gain > 0.1, details=report.to_json())
+    value = report.buckets[-1].guided if report.buckets else None
+    return Result("success_guided_last_bucket", value, "share", details=report.to_json())
 
 
 def _seed(config_file: pathlib.Path) -> int | None:

@@ -52,10 +52,9 @@ def test_C04_numpy_numbers_are_numbers() -> None:
 
 
 def test_C09_a_string_is_no_list_of_strings() -> None:
-    with pytest.raises(ConfigError, match=r"`actor\.sampling\.stop_strings` expects a list, each item a string, got string 'ab'"):
-        parse_text(MINIMAL, ["actor.sampling.stop_strings=ab"])
-    assert parse_text(MINIMAL, ["actor.sampling.stop_strings=[ab]"]).actor.sampling.stop_strings == ("ab",)
-    assert parse_text(MINIMAL).actor.sampling.stop_strings == ()
+    with pytest.raises(ConfigError, match=r"`env\.names` expects a list, each item a string, got string 'ab'"):
+        parse_text(MINIMAL, ["env.names=ab"])
+    assert parse_text(MINIMAL, ["env.names=[ab]", "env.family="]).env.names == ("ab",)
 
 
 def test_scientific_notation_is_a_number_and_a_choice_is_checked() -> None:

@@ -110,7 +110,11 @@ def test_K02_killed_run_resumes_and_nothing_acknowledged_is_lost(tmp_path):
     bank.close()
 
     resumed = subprocess.run(
-        [*command(tmp_path, "run.steps=4", "run.sync=false"), "--resume"], capture_output=True, text=True, env=environment(), timeout=DEADLINE_S
+        [*command(tmp_path, "run.steps=4", "run.sync=false"), "--resume"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=DEADLINE_S,
     )
     assert resumed.returncode == 0, resumed.stderr
     first = int(resumed.stdout.split("from step ")[1].split()[0])
