@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     warm.add_argument("--out", type=pathlib.Path, help="safetensors file to write (default: the file that ships with the package)")
     warm.add_argument("options", nargs="*", metavar="key=value", help="fields of the recipe, e.g. steps=260 seed=0")
     study = _with_config(_command(commands, "study", _study, "run several methods and seeds and compare them"))
-    study.add_argument("--methods", default="baseline,static,exp_only,complementary", help="comma-separated")
+    study.add_argument("--methods", default="complementary,baseline,static,exp_only", help="comma-separated")
     study.add_argument("--seeds", default="0,1,2", help="comma-separated")
     study.add_argument("--jobs", type=int, default=1, help="runs at a time")
     study.add_argument(

@@ -23,7 +23,7 @@ from crl_jax.config.schema import Config
 from crl_jax.telemetry.result import Result, emit
 from crl_jax.telemetry.tracker import read_jsonl
 
-METHODS = ("baseline", "static", "exp_only", "complementary")
+METHODS = ("complementary", "baseline", "static", "exp_only")
 LINES = {  # line in the plot -> (method, evaluated with or without experience)
     "baseline": ("baseline", "without"),
     "static online, with experience": ("static", "with"),
@@ -84,7 +84,7 @@ def run_missing(config_file: pathlib.Path, overrides: Sequence[str], methods: Se
         return f"{name}: done"
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(one, method, seed) for seed in seeds for method in methods]):
+        for done in concurrent.futures.as_completed([pool.submit(one, method, seed) for method in methods for seed in seeds]):
             print(done.result(), flush=True)
 
 

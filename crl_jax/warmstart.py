@@ -30,10 +30,11 @@ from crl_jax.learner.optimizer import make_optimizer, make_schedule
 from crl_jax.learner.state import init_state
 from crl_jax.learner.step import make_train_step
 from crl_jax.models.codec import ChatCodec
+from crl_jax.models.config import ModelConfig
 from crl_jax.models.load import MICRO_VOCAB, MICRO_WEIGHTS, load_codec
 from crl_jax.models.presets import preset
 from crl_jax.models.safetensors_io import save_params
-from crl_jax.models.transformer import count_params, init
+from crl_jax.models.transformer import init
 from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Task, TokenLog, TrainSample
 from crl_jax.rollout.agent import Answer, Plan, run_episode
 from envs import players, registry
@@ -44,7 +45,7 @@ from envs.minihack.compact import COLUMNS, ROWS
 class Recipe:
     """How the data is made and how long is trained. Probabilities are per episode.
 
-    Training has two stages: ``short_steps`` on extractor tasks of at most ``short_length`` tokens (where copying a name is learned an
+    Training has three stages: ``short_steps`` on extractor tasks of at most ``short_length`` tokens (where copying a name is learned an
     order of magnitude sooner than in whole transcripts), then ``steps`` on whole sequences, an actor batch and an extractor batch in
     turn.
     """
@@ -64,6 +65,8 @@ class Recipe:
     slip: float = 0.05  # a random move instead of the player's
     noop_after_failure: float = 0.5
     last_places: int = 2
+    follow_steps: int = 360
+    follow_late: float = 0.85
 
 
 def third(draw: random.Random) -> str:
@@ -281,32 +284,76 @@ def merge_log(codec: ChatCodec, place: str, places: Sequence[str], draw: random.
     return extractor_log(codec, extractor.merge_messages(extractor_prompts("micro"), entries=entries, max_ops=3), response)
 
 
+def first_moves(codec: ChatCodec, episodes: Sequence[Episode]) -> list[TokenLog]:
+    """Every turn of the episodes that read a lesson, as if the episode had begun there: lesson, goal and observation in, one move out."""
+    logs: list[TokenLog] = []
+    for episode in episodes:
+        turns = [turn for turn in episode.turns if not turn.tool]
+        if not episode.shown or len(turns) < len(episode.turns):
+            continue
+        start = episode.turns[0].span[0]
+        head = episode.log.ids[:start]
+        observed = episode.log.provenance[:start] == Provenance.OBSERVATION
+        before, after = head[: int(np.argmax(observed))], head[np.flatnonzero(observed)[-1] + 1 :]
+        for turn in turns:
+            prompt = [*before.tolist(), *codec.encode(turn.observation), *after.tolist()]
+            ids = tuple(episode.log.ids[slice(*turn.span)].tolist())
+            done = Completion(ids, (0.0,) * len(ids), (0,) * len(ids), (0,) * len(ids), Finish.STOP)
+            logs.append(TokenLog.empty().append_context(prompt, Provenance.PROMPT).append_completion(done))
+    return logs
+
+
+@dataclasses.dataclass
+class _Trainer:
+    """Mutable: parameters in training, on batches of one length bucket."""
+
+    params: Any
+    recipe: Recipe
+    out: Callable[[str], None]
+    losses: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+    def stage(self, name: str, steps: int, lr: float, kinds: Sequence[tuple[str, Sequence[TokenLog]]], seed: int) -> None:
+        """``steps`` updates with a schedule and optimiser of their own, taking the kinds of data in turn."""
+        optimizer = make_optimizer(make_schedule("cosine", lr, steps=steps, warmup_steps=min(20, steps // 4)), weight_decay=0.01)
+        step = make_train_step(micro_config(), optimizer, objective.supervised(), temperature=1.0, allowed=None)
+        state = init_state(self.params, optimizer)
+        draw = np.random.default_rng(seed)
+        for i in range(steps):
+            kind, logs = kinds[i % len(kinds)]
+            chosen = [TrainSample(logs[j], 1.0) for j in draw.integers(0, len(logs), self.recipe.batch)]
+            lengths = (32, self.recipe.short_length, 96, 128)
+            state, sums = step(state, to_batch(chosen, row_buckets=(self.recipe.batch,), length_buckets=lengths, token_buckets=(64,)))
+            self.losses.setdefault(kind, []).append(sums["loss"].mean())
+            if (i + 1) % 50 == 0 or i + 1 == steps:
+                self.out(f"{name} {i + 1}/{steps} " + " ".join(f"{k} {v:.3f}" for k, v in self.recent().items()))
+        self.params = state.params
+
+    def recent(self) -> dict[str, float]:
+        """Mean loss of the last 20 batches of each kind, nats per reply token."""
+        return {kind: round(float(np.mean(values[-20:])), 4) for kind, values in self.losses.items()}
+
+
+def micro_config() -> ModelConfig:
+    """The micro preset with the micro vocabulary."""
+    return preset("micro", vocab_size=load_codec("builtin:micro").tokenizer.vocab_size)
+
+
 def warmstart(path: pathlib.Path, recipe: Recipe, *, out: Callable[[str], None] = print) -> dict[str, float]:
-    """Make the data, train, write the weights to ``path`` (float16 safetensors); returns mean losses of the last steps (nats per reply
-    token)."""
+    """Make the data, train, write the weights to ``path`` (float16 safetensors); returns the last losses (nats per reply token)."""
     codec = load_codec("builtin:micro")
     episodes = play(recipe, codec)
     data = make_data(recipe, codec, episodes)
     out(f"{len(episodes)} episodes, scripted success {sum(e.success for e in episodes) / len(episodes):.3f}")
-    config = preset("micro", vocab_size=codec.tokenizer.vocab_size)
-    total = recipe.short_steps + recipe.steps
-    optimizer = make_optimizer(make_schedule("cosine", recipe.lr, steps=total, warmup_steps=20), weight_decay=0.01)
-    state = init_state(init(config, jax.random.key(recipe.seed)), optimizer)
-    step = make_train_step(config, optimizer, objective.supervised(), temperature=1.0, allowed=None)
-    out(f"micro: {count_params(config) / 1e6:.2f} M parameters, {total} steps of {recipe.batch} sequences")
-    draw = np.random.default_rng(recipe.seed)
-    losses: dict[str, list[float]] = {"short": [], "actor": [], "extractor": []}
-    for i in range(total):
-        kind = "short" if i < recipe.short_steps else ("actor", "extractor")[i % 2]
-        logs: list[TokenLog] = getattr(data, kind)
-        chosen = [TrainSample(logs[j], 1.0) for j in draw.integers(0, len(logs), recipe.batch)]
-        batch = to_batch(chosen, row_buckets=(recipe.batch,), length_buckets=(recipe.short_length, 96, 128), token_buckets=(64,))
-        state, sums = step(state, batch)
-        losses[kind].append(sums["loss"].mean())
-        if (i + 1) % 50 == 0:
-            out(f"step {i + 1}/{total} " + " ".join(f"{name} {np.mean(values[-20:]):.3f}" for name, values in losses.items() if values))
-    save_params(state.params, path, dtype=np.float16)
-    return {name: round(float(np.mean(values[-20:])), 4) for name, values in losses.items()}
+    trainer = _Trainer(init(micro_config(), jax.random.key(recipe.seed)), recipe, out)
+    trainer.stage("short", recipe.short_steps, recipe.lr, [("short", data.short)], recipe.seed)
+    whole = [("actor", data.actor), ("extractor", data.extractor)]
+    trainer.stage("whole", recipe.steps, recipe.lr, whole, recipe.seed + 1)
+    followers = play(dataclasses.replace(recipe, follow=recipe.follow_late, seed=recipe.seed + 2), codec)
+    moves = first_moves(codec, followers)
+    late = [*[("move", moves)] * 4, ("follower", [e.log for e in followers]), ("extractor", data.extractor)]
+    trainer.stage("follow", recipe.follow_steps, recipe.lr / 2, late, recipe.seed + 3)
+    save_params(trainer.params, path, dtype=np.float16)
+    return trainer.recent()
 
 
 def main(options: Sequence[str], *, path: pathlib.Path | None = None) -> int:
