@@ -1,10 +1,10 @@
 """The micro models' warm start: supervised learning on text of scripted play, a controlled stand-in for pretraining.
 
-What the weights get: reading an observation, moving sensibly, following a lesson half of the time (right or wrong), asking now and then;
-writing well-formed lessons that name the place, answering from an entry, merging entries. What they do not get: any knowledge of a
-dungeon (levels are played under names drawn at random), and when or what advice is worth writing: a training lesson names the third of
-the room at one of the last two observations, after failures as after successes. So half of the lessons written after a success are right
-by accident of geometry or more, those after a failure are wrong, and both are equally likely. Telling them apart is left to CISPO.
+What the weights get: reading an observation, moving sensibly, following a lesson, right or wrong (about half of the time it gets there),
+asking now and then; writing well-formed lessons that name the place, answering from an entry, merging entries. What they do not get: any
+knowledge of a dungeon (levels are played under names drawn at random), and judgement: a training lesson says that the stairs are where
+the hero was last, after failures (every second one) as after successes. After a success that is true, after a failure it is not. When to
+write and when to keep silent is what CISPO has to teach the extractor.
 
 Owns: the data recipe, its seeds and the training loop. Does not: take part in a run.
 """
@@ -64,9 +64,9 @@ class Recipe:
     ask: float = 0.1
     slip: float = 0.05  # a random move instead of the player's
     noop_after_failure: float = 0.5
-    last_places: int = 2
+    last_places: int = 1
     follow_steps: int = 360
-    follow_late: float = 0.85
+    follow_late: float = 1.0
 
 
 def third(draw: random.Random) -> str:
@@ -199,9 +199,8 @@ def extractor_log(codec: ChatCodec, messages: Sequence[Any], response: str) -> T
 
 
 def distil_text(episode: Episode, known: str, recipe: Recipe, draw: random.Random) -> str:
-    """A well-formed response. Its advice is the third the hero was in at one of the last ``recipe.last_places`` observations, drawn
-    uniformly,
-    after success and failure alike: whether the stairs were found there plays no part."""
+    """A well-formed response. Its advice is the third the hero was in at one of the last ``recipe.last_places`` observations, whether the
+    stairs were there or not."""
     place = episode.task.goal.removeprefix("find the stairs of the ")
     if draw.random() < (0.05 if episode.success else recipe.noop_after_failure):
         return '[{"op": "return"}]'
