@@ -13,6 +13,7 @@ import functools
 import itertools
 import json
 import pathlib
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -132,8 +133,9 @@ class Run:
         return [space[i].text for i in episode.shown if i in space]
 
     def metrics(self) -> dict[str, Any]:
-        """Counters and gauges of the bank and the samplers."""
-        found: dict[str, Any] = {"extractor/updates": self.extractor_updates}
+        """Counters and gauges of the bank, the samplers and this process."""
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found: dict[str, Any] = {"extractor/updates": self.extractor_updates, "host/peak_rss_gib": peak_kib / 2**20}
         if self.manager is not None:
             found |= {f"bank/{name}": value for name, value in self.manager.stats().items()}
             found["bank/size"] = found["bank/entries"]

@@ -1,6 +1,6 @@
 """The micro models' warm start: supervised learning on text of scripted play, a controlled stand-in for pretraining.
 
-What the weights get: reading an observation, moving sensibly, following a lesson, right or wrong (about half of the time it gets there),
+What the weights get: reading an observation, moving sensibly, following a lesson, right or wrong,
 asking now and then; writing well-formed lessons that name the place, answering from an entry, merging entries. What they do not get: any
 knowledge of a dungeon (levels are played under names drawn at random), and judgement: a training lesson says that the stairs are where
 the hero was last, after failures (every second one) as after successes. After a success that is true, after a failure it is not. When to
@@ -65,7 +65,7 @@ class Recipe:
     slip: float = 0.05  # a random move instead of the player's
     noop_after_failure: float = 0.5
     last_places: int = 1
-    follow_steps: int = 360
+    follow_steps: int = 1100
     follow_late: float = 1.0
 
 
@@ -349,7 +349,7 @@ def warmstart(path: pathlib.Path, recipe: Recipe, *, out: Callable[[str], None] 
     trainer.stage("whole", recipe.steps, recipe.lr, whole, recipe.seed + 1)
     followers = play(dataclasses.replace(recipe, follow=recipe.follow_late, seed=recipe.seed + 2), codec)
     moves = first_moves(codec, followers)
-    late = [*[("move", moves)] * 4, ("follower", [e.log for e in followers]), ("extractor", data.extractor)]
+    late = [*[("move", moves)] * 8, *[("follower", [e.log for e in followers])] * 2, ("extractor", data.extractor)]
     trainer.stage("follow", recipe.follow_steps, recipe.lr / 2, late, recipe.seed + 3)
     save_params(trainer.params, path, dtype=np.float16)
     return trainer.recent()

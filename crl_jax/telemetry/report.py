@@ -59,6 +59,8 @@ class Report:
     steps: int
     buckets: tuple[Bucket, ...]
     evaluations: tuple[Evaluation, ...]  # by task set and mode, then by step
+    phase_s: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # wall seconds of the whole run by phase
+    peak_rss_gib: float | None = None  # largest resident memory of the main process
 
     def to_json(self) -> dict[str, Any]:
         """As a plain object."""
@@ -75,7 +77,8 @@ def make_report(metrics_file: pathlib.Path, *, name: str, seed: int | None = Non
         raise ValueError(f"{metrics_file} holds no step yet")
     rows = [by_step[step] for step in sorted(by_step)]
     training = [r for r in rows if "success/guided" in r or "success/free" in r]
-    return Report(name, seed, len(training), tuple(_bucket(part) for part in _split(training, buckets)), _evaluations(rows))
+    parts = tuple(_bucket(part) for part in _split(training, buckets))
+    return Report(name, seed, len(training), parts, _evaluations(rows), _phases(rows), _last(rows, "host/peak_rss_gib"))
 
 
 def show_report(report: Report) -> str:
@@ -87,6 +90,10 @@ def show_report(report: Report) -> str:
             f"  {f'{b.first}-{b.last}':<9} {_n(b.guided, '.3f', 8)} {_n(b.free, '.3f', 6)} {_n(b.bank_size, '.0f', 6)}"
             f" {_n(b.extractor_updates, '.0f', 19)} {_n(b.step_s, '.2f', 8)}"
         )
+    if report.phase_s:
+        memory = "" if report.peak_rss_gib is None else f"; peak memory {report.peak_rss_gib:.1f} GiB"
+        spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in report.phase_s.items())
+        lines += ["", f"  seconds by phase: {spent} (sum {sum(report.phase_s.values()):.0f}{memory})"]
     for (tasks, mode), group in itertools.groupby(report.evaluations, key=lambda e: (e.tasks, e.mode)):
         rows = list(group)
         start = rows[0]
@@ -99,6 +106,16 @@ def show_report(report: Report) -> str:
             shown = f"{_n(e.with_exp, '.3f', 6)} {_change(e.with_exp, start.with_exp)}"
             lines.append(f"  step {e.step:<6} {shown}   {_n(e.without_exp, '.3f', 6)} {_change(e.without_exp, start.without_exp)}".rstrip())
     return "\n".join(lines)
+
+
+def _phases(rows: Sequence[Row]) -> dict[str, float]:
+    """Seconds by phase over all steps, the longest first."""
+    total: dict[str, float] = {}
+    for row in rows:
+        for key, value in row.items():
+            if key.startswith("phase_s/"):
+                total[key.removeprefix("phase_s/")] = total.get(key.removeprefix("phase_s/"), 0.0) + float(value)
+    return {name: round(seconds, 2) for name, seconds in sorted(total.items(), key=lambda item: -item[1])}
 
 
 def _evaluations(rows: Sequence[Row]) -> tuple[Evaluation, ...]:

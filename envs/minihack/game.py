@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import importlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,11 @@ class Screen:
 def load_minihack() -> Any:
     """The ``minihack`` package. Raises ``EnvUnavailable`` with the install line when it or NLE is missing."""
     try:
-        return importlib.import_module("minihack")
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "pkg_resources is deprecated", UserWarning
+            )  # minihack's own; the pin on setuptools answers it
+            return importlib.import_module("minihack")
     except ModuleNotFoundError as missing:
         hint = " (it needs 'setuptools<81')" if missing.name == "pkg_resources" else ""
         raise EnvUnavailable(f"MiniHack is not installed{hint}: pip install 'crl-jax[minihack]'") from missing
