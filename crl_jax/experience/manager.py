@@ -195,7 +195,7 @@ class ExperienceManager:
         """The experiences to show for a query, best first; empty if the namespace has none.
 
         Training picks are re-ranked for diversity (paper Eq. 6) and reserved until `observe` gets their episode. With ``peek``
-        (evaluation) they are simply the most similar ones, and nothing is counted or changed.
+        (evaluation) the ranking is the same and nothing is counted, drawn or changed.
         """
         self._check()
         return await self._reader.retrieve(namespace, text, peek=peek)

@@ -43,11 +43,11 @@ class Reader:
         self._picks = 0  # in this step: names the dropout draw
 
     async def retrieve(self, namespace: str, text: str, *, peek: bool) -> list[Shown]:
-        """The experiences for a query, best first; re-ranked (paper Eq. 6) and reserved, or with ``peek`` the nearest ones."""
-        d = self._diversity
-        pick = self._nearest if peek else self._pick
-        wanted = d.k if peek else d.k * d.oversample
-        return cast(list[Shown], await self._search.query(namespace, text, wanted, functools.partial(pick, namespace)))
+        """The experiences for a query, best first, re-ranked (paper Eq. 6). They are reserved, unless ``peek``: the same ranking with the
+        counters as they stand, nothing drawn and nothing changed."""
+        pick = functools.partial(self._pick, namespace, peek)
+        wanted = self._diversity.k * self._diversity.oversample
+        return cast(list[Shown], await self._search.query(namespace, text, wanted, pick))
 
     async def nearest(self, namespace: str, text: str) -> Shown | None:
         """The most similar entry, which is not reserved; None if the namespace has none."""
@@ -72,25 +72,26 @@ class Reader:
     def _nearest(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:
         return self._texts(namespace, nearest(candidates, k=self._diversity.k, min_similarity=self._diversity.min_similarity))
 
-    def _pick(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:
+    def _pick(self, namespace: str, peek: bool, candidates: list[Candidate]) -> list[Shown]:
         d = self._diversity
         state, step = self._state(), self._step()
         live = [c for c in candidates if c.id in state.space(namespace)]
         usage = {c.id: state.usage.get(c.id, Usage()) for c in live}
-        self._picks += 1
+        self._picks += not peek
+        dropout_p = 0.0 if peek else d.dropout_p
         picked = rerank(
             live,
-            {c.id: usage[c.id].shown + self._reserved.count(c.id) for c in live},
+            {c.id: usage[c.id].shown + (0 if peek else self._reserved.count(c.id)) for c in live},
             {c.id: usage[c.id].last_shown_step for c in live},
             step=step,
             lambda_count=d.lambda_count,
             recent_steps=d.recent_steps,
             k=d.k,
             min_similarity=d.min_similarity,
-            dropout_p=d.dropout_p,
-            rng=np.random.default_rng(derive_seed(self._seed, step, self._picks)) if d.dropout_p > 0 else None,
+            dropout_p=dropout_p,
+            rng=np.random.default_rng(derive_seed(self._seed, step, self._picks)) if dropout_p > 0 else None,
         )
-        for candidate in picked:
+        for candidate in () if peek else picked:
             self._reserved.take(candidate.id, step=step)
         return self._texts(namespace, picked)
 

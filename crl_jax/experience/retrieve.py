@@ -75,7 +75,7 @@ def rerank(
 
 
 def nearest(candidates: Sequence[Candidate], *, k: int, min_similarity: float = -1.0) -> list[Candidate]:
-    """The ``k`` most similar candidates: what evaluation reads. Depends on no counter and changes none."""
+    """The ``k`` most similar candidates: what a question reads. Depends on no counter and changes none."""
     return sorted((c for c in candidates if c.similarity >= min_similarity), key=lambda c: -c.similarity)[:k]
 
 
