@@ -125,8 +125,11 @@ class EngineSampler:
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 return await promise.future
-        except (asyncio.CancelledError, TimeoutError):
-            await self.cancel(session)
+        except (asyncio.CancelledError, TimeoutError) as ended:
+            self._inbox.put(lambda: self._scheduler.cancel(session, promise), late_ok=True)  # this request, not another one of the session
+            if isinstance(ended, TimeoutError):
+                late = f"no completion within request_timeout_s={self._request_timeout_s:g} s: raise it, or sample fewer tokens"
+                raise TimeoutError(late) from ended
             raise
 
     async def cancel(self, session: str) -> None:

@@ -11,6 +11,8 @@ Limits: prompt + new <= max_length exactly. A prompt that leaves no room for one
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +20,9 @@ from typing import Any
 from crl_jax.records import Completion, Finish, SamplingParams
 from crl_jax.serving.constraint import COMPLETE, ROOT, UNCONSTRAINED, ActionTrie
 from crl_jax.serving.engine import Emitted, Row, bucket
+
+MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature leave the range of float32
+_INT32 = 2**31  # what the compiled programs hold
 
 
 class PromptTooLong(ValueError):
@@ -79,13 +84,14 @@ class Scheduler:
         self.sessions[session_id] = Session(session_id)
 
     def submit(self, session_id: str, handle: Any, new_ids: Sequence[int], params: SamplingParams, now_s: float) -> None:
-        """Queues one request, or puts the reason why not in ``done``; a refused request leaves the session as it was."""
+        """Queues one request, or puts the reason why not in ``done``; a refused request leaves the session as it was, and hurts no other,
+        whatever is wrong with it."""
         try:
             session = self.sessions.get(session_id)
             if session is None:
                 raise KeyError(f"session {session_id!r} is not open: open() gives a new one")
             request = self._request(session, handle, new_ids, params, now_s)
-        except (KeyError, ValueError) as error:
+        except Exception as error:
             self.counts["refused"] += 1
             self.done.append((handle, error))
             return
@@ -95,10 +101,10 @@ class Scheduler:
         self.idle.pop(session_id, None)
         self.waiting[session_id] = session
 
-    def cancel(self, session_id: str) -> None:
-        """Ends the session's request, if there is one, with what it has sampled so far."""
+    def cancel(self, session_id: str, handle: Any = None) -> None:
+        """Ends the session's request, if there is one (and, with ``handle``, if it is that caller's), with what it has sampled so far."""
         session = self.sessions.get(session_id)
-        if session is not None and session.request is not None:
+        if session is not None and session.request is not None and handle in (None, session.request.handle):
             self.counts["cancelled"] += 1
             self._finish(session, Finish.CANCELLED)
 
@@ -192,8 +198,14 @@ class Scheduler:
             raise ValueError(f"session {session.id!r} already has a request in flight: await or cancel it first")
         if end == 0:
             raise ValueError("an empty prompt has nothing to sample from: give at least one id")
-        if params.max_new_tokens < 1 or params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
-            raise ValueError(f"out of range (max_new_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0): {params}")
+        warm = params.temperature == 0 or MIN_TEMPERATURE <= params.temperature < math.inf
+        if params.max_new_tokens < 1 or not warm or not 0 < params.top_p <= 1 or not 0 <= params.top_k < _INT32:
+            ranges = f"max_new_tokens >= 1, temperature 0 (greedy) or >= {MIN_TEMPERATURE:g}, 0 < top_p <= 1, 0 <= top_k < 2^31"
+            raise ValueError(f"out of range ({ranges}): {params}")
+        if not all(isinstance(i, numbers.Integral) for i in (params.max_new_tokens, params.top_k, params.seed, *params.stop_ids)):
+            raise ValueError(f"max_new_tokens, top_k, seed and stop_ids must be whole numbers: {params}")
+        if not all(0 <= i < _INT32 for i in params.stop_ids):
+            raise ValueError(f"stop ids {params.stop_ids} are no token ids")
         if len(params.stop_ids) > self.max_stop_ids:
             raise ValueError(f"{len(params.stop_ids)} stop ids, but the engine was built with max_stop_ids={self.max_stop_ids}")
         if params.constrained and self.trie is None:

@@ -316,6 +316,54 @@ def test_V09_many_short_conversations_over_few_slots_all_finish(make):
     assert stats["recomputed_tokens"] > 0
 
 
+def test_a_bad_request_is_refused_and_hurts_nobody_else(make):
+    bad = [
+        SamplingParams(2, temperature=float("nan")),
+        SamplingParams(2, top_k=2**40),
+        SamplingParams(2, stop_ids=(2**40,)),
+        SamplingParams(2, stop_ids=None),  # type: ignore[arg-type]
+        SamplingParams(0.5),  # type: ignore[arg-type]
+    ]
+    odd = [SamplingParams(2, top_k=2**31 - 1), SamplingParams(2, top_p=1e-12), SamplingParams(2, seed=-1), SamplingParams(2, seed=2**70)]
+
+    async def main():
+        async with opened(make(), weights(0)) as sampler:
+            requests = (asyncio.wait_for(sampler.complete(prompt(0, 4), p), 60) for p in [*bad, *odd, GREEDY(2)])
+            outcomes = await asyncio.gather(*requests, return_exceptions=True)
+            return outcomes, sampler.stats()
+
+    outcomes, stats = asyncio.run(main())
+    assert [type(o) for o in outcomes[: len(bad)]] == [ValueError, ValueError, ValueError, TypeError, ValueError]
+    assert [len(o.ids) for o in outcomes[len(bad) :]] == [2] * (len(odd) + 1)
+    assert stats["refused"] == len(bad)
+
+
+def test_a_second_task_on_a_session_is_refused_and_its_end_is_not_the_end_of_the_first(make):
+    async def main():
+        async with opened(make(), weights(0)) as sampler:
+            session = await sampler.open()
+            first = asyncio.create_task(sampler.generate(session, prompt(0, 4), GREEDY(9)))
+            await asyncio.sleep(0)
+            second, third = (asyncio.create_task(sampler.generate(session, prompt(1, 4), GREEDY(9))) for _ in range(2))
+            await asyncio.sleep(0)
+            third.cancel()
+            return await asyncio.gather(first, second, third, return_exceptions=True)
+
+    first, second, third = asyncio.run(main())
+    assert list(first.ids) == greedy(weights(0), prompt(0, 4), 9)
+    assert "already has a request" in str(second)
+    assert isinstance(third, asyncio.CancelledError)
+
+
+def test_a_request_that_takes_too_long_says_which_limit_it_met(make):
+    async def main():
+        async with opened(make(), weights(0), request_timeout_s=1e-4) as sampler:
+            with pytest.raises(TimeoutError, match=r"request_timeout_s=0\.0001 s"):
+                await sampler.complete(prompt(0, 4), GREEDY(20))
+
+    asyncio.run(main())
+
+
 def test_A08_an_engine_error_reaches_every_caller_and_later_ones(make):
     engine = make()
 

@@ -64,6 +64,18 @@ def test_V03_cancel_and_close_are_idempotent():
     assert len(scheduler.free) == 2
 
 
+def test_a_caller_cancels_its_own_request_only():
+    scheduler = make()
+    scheduler.open("a")
+    scheduler.submit("a", "mine", [1], GREEDY, 0.0)
+    scheduler.submit("a", "late", [1], GREEDY, 0.0)
+    assert isinstance(scheduler.done.pop()[1], ValueError)
+    scheduler.cancel("a", "late")
+    assert scheduler.done == []
+    scheduler.cancel("a", "mine")
+    assert [handle for handle, _ in scheduler.done] == ["mine"]
+
+
 def test_V06_prompt_plus_new_is_at_most_the_length():
     scheduler = make(length=16)
     scheduler.open("a")
@@ -91,13 +103,23 @@ def test_V06_prompt_plus_new_is_at_most_the_length():
         SamplingParams(1, top_p=1.5),
         SamplingParams(1, top_k=-1),
         SamplingParams(1, stop_ids=(1, 2, 3)),
+        SamplingParams(1, stop_ids=(2**40,)),
+        SamplingParams(1, stop_ids=(-1,)),
+        SamplingParams(1, stop_ids=None),  # type: ignore[arg-type]
+        SamplingParams(1, temperature=float("nan")),
+        SamplingParams(1, temperature=float("inf")),
+        SamplingParams(1, temperature=1e-39),
+        SamplingParams(1, top_p=float("nan")),
+        SamplingParams(1, top_k=2**31),
+        SamplingParams(2.5),  # type: ignore[arg-type]
     ],
 )
 def test_bad_parameters_are_refused_and_leave_the_session_usable(params):
     scheduler = make()
     scheduler.open("a")
     scheduler.submit("a", "bad", [1], params, 0.0)
-    assert isinstance(scheduler.done[-1][1], ValueError)
+    assert isinstance(scheduler.done[-1][1], ValueError | TypeError)
+    assert scheduler.counts["refused"] == 1
     scheduler.submit("a", "good", [1], GREEDY, 0.0)
     run(scheduler)
     assert scheduler.done[-1][1].finish == Finish.LENGTH
