@@ -28,8 +28,7 @@ def parse_action(reply: str, actions: tuple[str, ...], grammar: Grammar) -> str 
     if grammar == "bare":
         said = reply
     elif grammar == "tagged":
-        visible = _REASONING_HEAD.sub("", _REASONING_TAIL.sub("", _REASONING.sub("", reply)))
-        found = _ACTION.findall(visible)
+        found = _ACTION.findall(without_reasoning(reply))
         if not found:
             return None
         said = found[-1]
@@ -37,3 +36,8 @@ def parse_action(reply: str, actions: tuple[str, ...], grammar: Grammar) -> str 
         raise ValueError(f"unknown action grammar {grammar!r}: use 'bare' or 'tagged'")
     wanted = said.strip().casefold()
     return next((action for action in actions if action.casefold() == wanted), None)
+
+
+def without_reasoning(reply: str) -> str:
+    """What is said outside ``<think>..</think>``, by the rules of the module's docstring."""
+    return _REASONING_HEAD.sub("", _REASONING_TAIL.sub("", _REASONING.sub("", reply)))

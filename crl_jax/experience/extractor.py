@@ -65,8 +65,9 @@ def transcript(turns: Sequence[Turn], final_observation: str, *, keep_turns: int
 
 
 def numbered(texts: Sequence[str], none: str) -> str:
-    """Texts as a list counted from 1, one a line, made inert by `as_data`; ``none`` stands for an empty list."""
-    return "\n".join(f"{n}. {as_data(text)}" for n, text in enumerate(texts, 1)) or none
+    """Texts as a list counted from 1, made inert by `as_data`; ``none`` stands for an empty list. Further lines of a text are indented,
+    so that no text can look like the next item."""
+    return "\n".join(f"{n}. " + "\n   ".join(as_data(text).splitlines()) for n, text in enumerate(texts, 1)) or none
 
 
 def _messages(system: str, user: str, **slots: object) -> list[Message]:
@@ -133,8 +134,8 @@ class Parsed:
 
 
 def answer_text(response: str) -> str:
-    """The last ``<answer>`` block, or, without one, everything after the thinking."""
-    spoken = response.rsplit("</think>", 1)[-1]
+    """The last ``<answer>`` block, or, without one, everything after the thinking (nothing, if the thinking was cut off)."""
+    spoken = response.rsplit("</think>", 1)[-1].split("<think>", 1)[0]
     blocks = re.findall(r"<answer>(.*?)</answer>", spoken, flags=re.DOTALL)
     return (blocks[-1] if blocks else spoken).strip()
 

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Status, Task, TokenLog, Turn
 from crl_jax.seeds import derive_seed
+from envs.parse import without_reasoning
 
 ASK = re.compile(r"<search_and_ask>(.*?)</search_and_ask>", re.DOTALL)
-THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 class EpisodeEnv(Protocol):
@@ -248,7 +248,7 @@ class _Play:
         """The query of a search-and-ask reply while this episode may still ask; otherwise None and the reply goes to the environment."""
         if self.ask is None or sum(turn.tool for turn in self.turns) >= self.plan.ask_uses:
             return None
-        found = ASK.search(THINK.sub("", reply))
+        found = ASK.search(without_reasoning(reply))
         return found.group(1).strip() if found else None
 
     async def _answer(self, query: str) -> str:

@@ -194,6 +194,22 @@ def test_asks_are_limited_and_a_question_beyond_the_limit_goes_to_the_environmen
     assert [turn.valid for turn in episode.turns] == [True, False, True]
 
 
+@pytest.mark.parametrize("thought", ["<think>{}", "<think>hm {}</think>", "hm {}</think>"])
+def test_N14_a_question_inside_the_thinking_is_not_asked(thought):
+    class Text(ToyCodec):
+        def decode(self, ids):
+            return thought.format("<search_and_ask>q</search_and_ask>") if ids[0] == 20 else super().decode(ids)
+
+    async def must_not(*_):
+        raise AssertionError("a thought was taken for a question")
+
+    env = ToyEnv(Step("obs", valid=False), WIN)
+    p = plan(Condition.GUIDED, ask_uses=1)
+    run_ = run_episode(p, env=env, sampler=Scripted([ASKED, [13]]), codec=Text(), prompts=PROMPTS, ask=must_not)
+    assert asyncio.run(run_).asks == ()
+    assert "think>" in env.heard[0]
+
+
 def test_free_episode_never_reaches_the_bank():
     async def must_not(*_):
         raise AssertionError("a free episode asked the bank")
