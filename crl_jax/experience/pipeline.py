@@ -44,12 +44,16 @@ class OrderedPipeline(Generic[Item, Result]):
 
     async def put(self, item: Item, *, timeout_s: float) -> bool:
         """False, and the item is not taken, if the queue stays full for ``timeout_s``."""
+        self._count(1)  # before the queue has it: a quick worker may settle the item before this task runs again
         try:
-            await asyncio.wait_for(self._queue.put(item), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._queue.put(item)
         except TimeoutError:
+            self._count(-1)
             return False
-        self.pending += 1
-        self._idle.clear()
+        except asyncio.CancelledError:
+            self._count(-1)
+            raise
         return True
 
     async def idle(self) -> None:
@@ -79,6 +83,11 @@ class OrderedPipeline(Generic[Item, Result]):
         while True:
             task = await self._working.get()
             await self._settle(await task)
-            self.pending -= 1
-            if self.pending == 0:
-                self._idle.set()
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.pending += change
+        if self.pending:
+            self._idle.clear()
+        else:
+            self._idle.set()
