@@ -93,12 +93,15 @@ class TrainingBuffer:
         with self._lock:
             evidence = self._waiting.get(generation_id)
             if evidence is None:
-                if len(self._waiting) == self._capacity:
-                    del self._waiting[next(iter(self._waiting))]
-                    self.counts["dropped_capacity"] += 1
+                self._make_room(self._capacity - 1)
                 evidence = self._waiting[generation_id] = _Evidence(0.0, 0, step)
             evidence.total += reward
             evidence.count += 1
+
+    def _make_room(self, keep: int) -> None:
+        while len(self._waiting) > keep:
+            del self._waiting[next(iter(self._waiting))]
+            self.counts["dropped_capacity"] += 1
 
     def expire(self, step: int) -> None:
         """Drop evidence that entered more than ``max_age_steps`` before ``step``."""
@@ -136,9 +139,10 @@ class TrainingBuffer:
         return json.dumps({"waiting": waiting, "trained": trained, "counts": dict(self.counts)})
 
     def restore(self, text: str) -> None:
-        """Replace the state by one of `to_json`."""
+        """Replace the state by one of `to_json`; what a smaller capacity cannot hold leaves, oldest first, and is counted."""
         data = json.loads(text)
         with self._lock:
             self._waiting = {i: _Evidence(total, count, since) for i, total, count, since in data["waiting"]}
             self._trained = {i: (count, step) for i, count, step in data["trained"]}
             self.counts = Counter(data["counts"])
+            self._make_room(self._capacity)

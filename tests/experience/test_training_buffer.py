@@ -77,3 +77,14 @@ def test_credit_goes_by_entry_to_its_own_generation_once_per_episode():
     assert credited(episode(shown=("x2", "x3")), bank.get) == ("g-merge",)
     assert credited(episode(shown=("x1", "gone"), asks=("", "g-ask")), bank.get) == ("g-distil", "g-ask")
     assert credited(episode(shown=("x1",), status=Status.ENV_ERROR), bank.get) == ()
+
+
+def test_a_buffer_that_shrank_drops_the_oldest_and_stays_bounded():
+    large, small = make(capacity=8), make(capacity=3)
+    for n in range(8):
+        large.credit(f"g{n}", success=True, step=n)
+    small.restore(large.to_json())
+    assert len(small) == 3
+    small.credit("new", success=True, step=9)
+    assert (len(small), small.counts["dropped_capacity"]) == (3, 6)
+    assert [s.generation.id for s in small.pop_batch(generation)] == ["g6", "g7"]
