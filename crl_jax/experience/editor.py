@@ -33,7 +33,8 @@ class Distilled(NamedTuple):
 
 
 class Editor:
-    """Mutable, on one event loop. ``generations`` is the number of generations stored before; ``step`` tells the training step of now."""
+    """Mutable, on one event loop. ``generations`` is the number in the newest stored generation's id; ``step`` tells the training step of
+    now."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ class ExperienceManager:
             buffer=buffer,
             counts=self.counts,
             step=lambda: self.step,
-            generations=store.generation_count(),
+            generations=store.newest_generation(),
             max_ops=options.max_ops,
             max_chars=options.max_chars,
         )

@@ -86,7 +86,10 @@ class Store:
     @staticmethod
     def open(path: str | pathlib.Path, *, synchronous: Literal["normal", "full"] = "normal", timeout_s: float = 10.0) -> Store:
         """Open or create the store at ``path`` (``":memory:"`` for one that vanishes). Raises StoreError for a damaged or foreign file."""
-        db = sqlite3.connect(str(path), timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        try:
+            db = sqlite3.connect(str(path), timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        except sqlite3.OperationalError as error:
+            raise StoreError(f"{path} cannot be opened ({error}): does its folder exist, and may it be written?") from error
         try:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA synchronous={'FULL' if synchronous == 'full' else 'NORMAL'}")
@@ -126,7 +129,7 @@ class Store:
         """Write one batch in one transaction; returns the stored revision. When it returns, the batch is acknowledged.
 
         ``vectors`` holds the embeddings of the entries written by the batch, ``fingerprint`` the embedder that made them. Raises
-        StoreError, and writes nothing, if the batch does not start at the stored revision.
+        StoreError, and writes nothing, if the batch does not start at the stored revision or the disk refuses.
         """
         with self._lock, self._transaction() as db:
             revision = self._revision(db)
@@ -219,6 +222,11 @@ class Store:
         logps = tuple(np.frombuffer(row[6], "<f4").tolist())
         return Generation(row[0], GenerationKind(row[1]), prompt, response, logps, versions, row[2], row[3])
 
+    def newest_generation(self) -> int:
+        """The largest number in the ids of stored generations (12 for ``g00000012``), 0 if there is none; smaller ones may be missing."""
+        with self._lock:
+            return int(self._db.execute("SELECT coalesce(max(CAST(substr(id, 2) AS INTEGER)), 0) FROM generations").fetchone()[0])
+
     def generation_count(self) -> int:
         """Generations ever stored, those of an abandoned future included."""
         with self._lock:
@@ -254,7 +262,7 @@ class Store:
     # ---------------------------------------------------------------------------------------------------------------- inside
 
     def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+        return _Transaction(self._db, self._path)
 
     def _revision(self, db: sqlite3.Connection) -> int:
         return int(db.execute("SELECT value FROM meta WHERE key='revision'").fetchone()[0])
@@ -269,17 +277,32 @@ class Store:
 
 
 class _Transaction:
-    """BEGIN IMMEDIATE ... COMMIT, rolled back when the block raises."""
+    """BEGIN IMMEDIATE ... COMMIT, rolled back when the block or the commit raises. A refusing disk is a StoreError."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, path: str) -> None:
         self._db = db
+        self._path = path
 
     def __enter__(self) -> sqlite3.Connection:
-        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            raise self._refused(error) from error
         return self._db
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self._db.execute("COMMIT")
+        except sqlite3.OperationalError as refused:
+            error = refused
+        if error is not None and self._db.in_transaction:  # SQLite ends the transaction itself when the disk is full
+            self._db.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            raise self._refused(error) from error
+
+    def _refused(self, error: sqlite3.OperationalError) -> StoreError:
+        return StoreError(f"{self._path} was not written ({error}): free its disk or end the other process that writes it, then resume")
 
 
 # -------------------------------------------------------------------------------------------------------------------- rows

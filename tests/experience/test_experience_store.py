@@ -1,5 +1,6 @@
 """Durability: replay equals the materialised state, nothing acknowledged is lost, nothing damaged is matched, nothing in a file runs."""
 
+import dataclasses
 import pathlib
 import pickle
 import signal
@@ -200,3 +201,33 @@ def test_acknowledged_operations_survive_kill_9(tmp_path):
     assert ordered(store.at_revision(state.revision)) == ordered(state)
     assert len(store.vectors(fingerprint="f", dim=4)[0]) == state.revision
     store.close()
+
+
+def test_a_full_disk_is_named_and_what_was_acknowledged_stays(tmp_path):
+    path = tmp_path / "bank.sqlite"
+    store, state = Store.open(path), BankState()
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count={pages + 2}")  # SQLite's own way to be out of space
+    long = BankOp(OpKind.ADD, "long " * 4000)
+    with pytest.raises(StoreError, match=r"bank\.sqlite was not written .*disk is full.*free its disk"):
+        write(store, state, long)
+    assert ordered(store.load()) == ordered(state)
+    store._db.execute(f"PRAGMA max_page_count={pages + 100}")
+    state = write(store, state, BankOp(OpKind.ADD, "there is room again"))
+    store.close()
+    again = Store.open(path)
+    assert ordered(again.load()) == ordered(state)
+    again.close()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"nowhere/bank\.sqlite cannot be opened .*folder"):
+        Store.open(tmp_path / "nowhere" / "bank.sqlite")
+
+
+def test_the_newest_generation_is_known_although_numbers_are_missing():
+    store = Store.open(":memory:")
+    assert store.newest_generation() == 0
+    made = [dataclasses.replace(GENERATION, id=f"g{n:08d}") for n in (2, 12, 7)]
+    write(store, BankState(), BankOp(OpKind.ADD, "a"), generations=made)
+    assert (store.newest_generation(), store.generation_count()) == (12, 3)
