@@ -51,10 +51,14 @@ def unit_rows(vectors: Vectors, *, dim: int) -> Vectors:
         raise ValueError(f"vectors have shape {rows.shape}, the index holds [n, {dim}]: was another embedding model used?")
     if not np.isfinite(rows).all():
         raise ValueError("a vector is not finite: check the embedder's output")
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    if (norms == 0).any():
-        raise ValueError("a vector has length 0 and no direction to compare: is its text empty?")
-    return rows / norms
+    if not all(has_direction(row) for row in rows):
+        raise ValueError("a vector has length 0 and no direction to compare (or its length overflows): is its text empty?")
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def has_direction(vector: Float[np.ndarray, " d"]) -> bool:
+    """Whether a cosine with this vector is defined: it is finite and so is its length, which is not 0."""
+    return 0 < float(np.linalg.norm(np.asarray(vector, np.float32))) < np.inf
 
 
 def top_k(scores: Float[np.ndarray, "q n"], ids: Sequence[str], k: int) -> list[list[Candidate]]:
@@ -71,7 +75,7 @@ def usable(queries: Vectors, *, dim: int, k: int) -> tuple[Vectors, list[int]]:
     rows = np.asarray(queries, np.float32)
     if rows.ndim != 2 or rows.shape[1] != dim or not np.isfinite(rows).all():
         raise ValueError(f"queries of shape {rows.shape} must be finite and [q, {dim}]")
-    kept = [i for i in range(len(rows)) if np.linalg.norm(rows[i]) > 0]
+    kept = [i for i in range(len(rows)) if has_direction(rows[i])]
     return (unit_rows(rows[kept], dim=dim) if kept else rows[:0]), kept
 
 

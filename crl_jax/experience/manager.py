@@ -126,6 +126,7 @@ class ExperienceManager:
             max_ops=options.max_ops,
             max_chars=options.max_chars,
         )
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._merging: dict[str, asyncio.Task[None]] = {}
         self.failed: asyncio.Future[None]
@@ -164,7 +165,11 @@ class ExperienceManager:
         """Drain, stop every task and thread, save the buffer. Returns the number of submitted episodes that were lost (also in ``counts``).
 
         Does not raise the exception of a failed task (it was raised by the calls before, and stays in `failed`). The store stays open.
+        A second call returns 0. The threads are told to end even if saving fails, whose error is raised.
         """
+        if self._closed:
+            return 0
+        self._closed = True
         if not self.failed.done():
             idle = asyncio.ensure_future(self._idle())
             await asyncio.wait({idle, self.failed}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
@@ -176,12 +181,14 @@ class ExperienceManager:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=self._o.io_timeout_s)
-        await self._search.aclose()
-        await self._thread.run(self._store.save_buffer, self.buffer.to_json())
-        await self._thread.run(self._writer.index.close)
-        self._thread.close()
-        if self.failed.done():
-            self.failed.exception()  # mark as read
+        try:
+            await self._search.aclose()
+            await self._thread.run(self._store.save_buffer, self.buffer.to_json())
+            await self._thread.run(self._writer.index.close)
+        finally:
+            self._thread.close()
+            if self.failed.done():
+                self.failed.exception()  # mark as read
         return lost
 
     # ------------------------------------------------------------------------------------------------------------ reading
@@ -272,11 +279,18 @@ class ExperienceManager:
         """Resume at a `checkpoint`. Call it before the first episode.
 
         With ``rewind`` the bank goes back to the checkpoint's revision (later operations stay in the log, marked abandoned); without it the
-        bank keeps everything it acknowledged. Step and training buffer are the checkpoint's either way.
+        bank keeps everything it acknowledged. Step and training buffer are the checkpoint's either way. Raises ValueError for a bank that
+        never was where the checkpoint is: the buffer's generations would not be those of this bank.
         """
         self._check()
+        revision = int(saved["revision"])
         if rewind:
-            await self._thread.run(self._writer.rewind, int(saved["revision"]))
+            await self._thread.run(self._writer.rewind, revision)
+        elif self.state.revision < revision:
+            raise ValueError(
+                f"the checkpoint belongs to revision {revision} of the bank, but this bank only reached {self.state.revision}: put the "
+                "run's own bank file back, or delete the checkpoints that are newer than it"
+            )
         self.step = int(saved["step"])
         self.buffer.restore(str(saved["buffer"]))
         self._reader.clear()
@@ -290,6 +304,7 @@ class ExperienceManager:
             "buffer": len(self.buffer),
             "search_latency_s": self._search.latency_s,
             "vectors_repaired": self._writer.vectors_repaired,
+            "unsearchable": len(self._writer.unsearchable),
         }
         workers = {f"search_batches_worker_{w}": n for w, n in enumerate(self._search.per_worker)}
         return {**self.counts, **{f"buffer_{k}": n for k, n in self.buffer.counts.items()}, **gauges, **workers}

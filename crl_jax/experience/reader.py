@@ -51,7 +51,8 @@ class Reader:
 
     async def nearest(self, namespace: str, text: str) -> Shown | None:
         """The most similar entry, which is not reserved; None if the namespace has none."""
-        found = cast(list[Shown], await self._search.query(namespace, text, 1, functools.partial(self._nearest, namespace)))
+        spare = 1 + self._diversity.oversample  # entries being replaced at this moment are found, but are not in the state
+        found = cast(list[Shown], await self._search.query(namespace, text, spare, functools.partial(self._nearest, namespace)))
         return found[0] if found else None
 
     def release(self, episodes: Sequence[Episode]) -> None:
@@ -70,7 +71,9 @@ class Reader:
         self._reserved.clear()
 
     def _nearest(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:
-        return self._texts(namespace, nearest(candidates, k=self._diversity.k, min_similarity=self._diversity.min_similarity))
+        space = self._state().space(namespace)
+        live = [c for c in candidates if c.id in space]
+        return self._texts(namespace, nearest(live, k=1, min_similarity=self._diversity.min_similarity))
 
     def _pick(self, namespace: str, peek: bool, candidates: list[Candidate]) -> list[Shown]:
         d = self._diversity

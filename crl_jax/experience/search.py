@@ -77,7 +77,12 @@ class SearchService:
             self._flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait_s, self._flush)
-        found = await asyncio.wait_for(answer, self._timeout_s)
+        try:
+            found = await asyncio.wait_for(answer, self._timeout_s)
+        except TimeoutError as error:
+            if answer.done() and not answer.cancelled():  # the embedder's or the index's own
+                raise
+            raise TimeoutError(f"no answer to a query of the bank within {self._timeout_s:g} s: is the embedder stuck?") from error
         self._counts["searches"] += 1
         self.latency_s += self._clock() - started
         return found

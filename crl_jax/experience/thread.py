@@ -1,7 +1,7 @@
 """The one thread that touches the bank's files.
 
 Owns: that thread. Promises: calls run one after the other, in the order they were made, so the writer needs no lock; every wait has a
-deadline. Does not: know what it runs.
+deadline, and one that is missed says which call. Does not: know what it runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ class WriterThread:
     async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of ``call(*args, **kwargs)``, or its exception. Raises TimeoutError after ``timeout_s``; the call itself goes on."""
         future = asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(call, *args, **kwargs))
-        return await asyncio.wait_for(future, self._timeout_s)
+        try:
+            return await asyncio.wait_for(future, self._timeout_s)
+        except TimeoutError as error:
+            if future.done() and not future.cancelled():  # the call's own
+                raise
+            name = getattr(call, "__name__", "a call")
+            late = f"{name} on the bank's thread took longer than {self._timeout_s:g} s: is the disk full or the embedder stuck?"
+            raise TimeoutError(late) from error
 
     def close(self) -> None:
-        """Wait for the calls under way and end the thread."""
-        self._executor.shutdown(wait=True)
+        """End the thread after the call under way, without waiting for it; calls that have not begun are dropped."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

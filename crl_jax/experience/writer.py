@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from crl_jax.experience import bank
 from crl_jax.experience.bank import Author, BankState, Eviction, Problem
-from crl_jax.experience.index import Index
+from crl_jax.experience.index import Index, has_direction
 from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.store import Change, Observation, Store
 from crl_jax.records import BankOp, Experience, Generation, OpKind
@@ -54,10 +54,11 @@ class Writer:
         self.state = BankState()
         self.index = make_index()
         self.vectors_repaired = 0
+        self.unsearchable: set[str] = set()  # live entries whose text this embedder gives no direction; kept, but never found
 
     def load(self) -> None:
         """Take the stored state and index it. Entries without a usable vector (other embedder, damaged bytes) are embedded again and
-        counted."""
+        counted; what still has none stays in the bank and is counted as ``unsearchable``."""
         self._adopt(self._store.load())
 
     def rewind(self, revision: int) -> None:
@@ -65,16 +66,20 @@ class Writer:
         self._adopt(self._store.rewind(revision))
 
     def _adopt(self, state: BankState) -> None:
-        vectors, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim)
+        stored, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim)
+        vectors = {i: vector for i, vector in stored.items() if has_direction(vector)}
         missing = [entry for space in state.spaces.values() for entry in space.values() if entry.id not in vectors]
         if missing:
-            repaired = dict(zip([e.id for e in missing], self._embedder.embed([e.text for e in missing]), strict=True))
+            made = zip([e.id for e in missing], self._embedder.embed([e.text for e in missing]), strict=True)
+            repaired = {i: vector for i, vector in made if has_direction(vector)}
             self._store.put_vectors(repaired, fingerprint=self._embedder.fingerprint)
             vectors |= repaired
-            self.vectors_repaired += len(missing)
+            self.vectors_repaired += len(repaired)
         index = self._make_index()
         for namespace, space in state.spaces.items():
-            index.add(list(space), np.stack([vectors[i] for i in space]), namespace=namespace)
+            if found := [i for i in space if i in vectors]:
+                index.add(found, np.stack([vectors[i] for i in found]), namespace=namespace)
+        self.unsearchable = {entry.id for entry in missing if entry.id not in vectors}
         old, self.index, self.state = self.index, index, state
         old.close()
 
@@ -85,19 +90,20 @@ class Writer:
         batch = _Batch(self.state, namespace, author, self.index, self._policy)
         for op_index, op in enumerate(ops):
             vector = embedded.get(op.text)
-            if vector is not None and not (np.isfinite(vector).all() and np.linalg.norm(vector) > 0):
+            if vector is not None and not has_direction(vector):
                 batch.problems.append(Problem("unembeddable_text", op.text[:80]))
             else:
                 batch.apply(op, op_index, vector)
         batch.evict()
         self._store.commit(batch.changes, vectors=batch.vectors, fingerprint=self._embedder.fingerprint, generations=generations)
-        stale = [i for i in batch.retired if i not in batch.vectors]
+        stale = [i for i in batch.retired if i not in batch.vectors and i not in self.unsearchable]
         fresh = {entry.id: batch.vectors[entry.id] for entry in batch.written if entry.id not in batch.retired}
         if fresh:  # before the removal: knowledge is replaced, never missing in between
             self.index.add(list(fresh), np.stack(list(fresh.values())), namespace=namespace)
         self.state = batch.state
         if stale:
             self.index.remove(stale)
+        self.unsearchable.difference_update(batch.retired)
         return Written(tuple(batch.written), tuple(batch.retired), batch.duplicates, batch.evicted, tuple(batch.problems))
 
     def observe(self, shown: Sequence[tuple[str, bool]], *, step: int) -> None:

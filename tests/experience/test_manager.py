@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import threading
 import time
 
 import numpy as np
@@ -563,5 +564,142 @@ def test_long_episodes_are_shortened_to_the_prompt_limit():
             assert (stats["transcripts_shortened"], stats["entries"]) == (1, 1)
             assert len(manager._calls.sampler.prompts[-1]) <= 2000
             assert "turns left out" in manager._calls.sampler.prompts[-1]
+
+    run(story())
+
+
+def test_entries_the_new_embedder_cannot_place_stay_in_the_bank(tmp_path):
+    path = tmp_path / "bank.sqlite"
+
+    class Silent(HashEmbedder):
+        fingerprint = "silent"
+
+        def embed(self, texts):
+            return super().embed(texts) * np.asarray([["mute" not in t or np.nan] for t in texts], np.float32)
+
+    class Mended(HashEmbedder):
+        fingerprint = "silent"
+
+    def reply(prompt):
+        return update("loud again", 1) if "1. mute" in prompt else echo(prompt)
+
+    async def story(embedder, *more, shown=()):
+        async with build(reply, store=Store.open(path), embedder=embedder) as manager:
+            await teach(manager, *more, shown=shown)
+            found = {s.text for s in await manager.retrieve("room", "lesson")}
+            return texts(manager), found, manager.stats()["unsearchable"], next(iter(manager.state.space("room")))
+
+    *_, mute = run(story(HashEmbedder(), "mute lesson", "loud lesson"))
+    kept, found, unsearchable, _ = run(story(Silent()))
+    assert (kept, found, unsearchable) == (["mute lesson", "loud lesson"], {"loud lesson"}, 1)
+    kept, _, unsearchable, _ = run(story(Mended()))
+    assert (kept, unsearchable) == (["mute lesson", "loud lesson"], 0), "nothing unusable was stored, so it heals"
+    kept, _, unsearchable, _ = run(story(Silent(), "whatever", shown=[mute]))
+    assert (kept, unsearchable) == (["loud lesson", "loud again"], 0), "an entry outside the index can be replaced"
+
+
+def test_a_generation_that_was_never_stored_leaves_no_name_to_be_used_twice(tmp_path):
+    path = tmp_path / "bank.sqlite"
+
+    async def question(manager, name):
+        return await manager.ask("room", "how lesson", episode_id=name)
+
+    async def before():
+        async with build(store=Store.open(path)) as manager:
+            await teach(manager, "a lesson")
+            gate = threading.Event()
+            busy = asyncio.ensure_future(manager._thread.run(gate.wait, 20))
+            asks = [asyncio.ensure_future(question(manager, f"e{n}")) for n in range(2)]
+            while manager.stats().get("generations_ask", 0) < 2:
+                await asyncio.sleep(0.001)
+            asks[0].cancel()  # its generation has a name, but waits behind the gate
+            await asyncio.sleep(0.01)
+            gate.set()
+            await busy
+            await asyncio.gather(*asks, return_exceptions=True)
+            return manager._store.newest_generation()
+
+    async def after():
+        async with build(store=Store.open(path)) as manager:
+            return (await question(manager, "f")).generation_id
+
+    newest = run(before())
+    assert run(after()) == f"g{newest + 1:08d}"
+
+
+def test_a_question_is_answered_while_its_nearest_entry_is_being_replaced():
+    async def story():
+        async with build() as manager:
+            await teach(manager, "a lesson")
+            # what a reader sees between two lines of Writer.write: in the index, not in the state
+            manager._writer.index.add(["coming"], HashEmbedder().embed(["how lesson"]), namespace="room")
+            answer = await manager.ask("room", "how lesson", episode_id="e")
+            assert answer.experience_id in manager.state.space("room")
+            assert "asks_without_entry" not in manager.stats()
+
+    run(story())
+
+
+def test_closing_twice_is_closing_once():
+    async def story():
+        manager = build()
+        await manager.start()
+        await teach(manager, "a lesson")
+        assert [await manager.aclose(), await manager.aclose()] == [0, 0]
+
+    run(story())
+
+
+def test_closing_with_a_disk_that_refuses_says_so_and_ends_the_threads():
+    async def story():
+        manager = build()
+        await manager.start()
+
+        def refuse(data):
+            raise OSError("disk full")
+
+        manager._store.save_buffer = refuse
+        with pytest.raises(OSError, match="disk full"):
+            await manager.aclose()
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await manager._thread.run(len, "")
+
+    run(story())
+
+
+def test_a_bank_that_is_not_the_one_of_the_checkpoint_is_refused():
+    async def story():
+        async with build() as manager:
+            await teach(manager, "a lesson", "b lesson")
+            saved = await manager.checkpoint()
+        async with build() as fresh:
+            for rewind in (False, True):
+                with pytest.raises(ValueError, match="revision 2"):
+                    await fresh.restore(saved, rewind=rewind)
+            assert (fresh.step, len(fresh.buffer)) == (0, 0)
+
+    run(story())
+
+
+def test_waits_that_end_say_what_was_late():
+    release = threading.Event()
+
+    class Stuck(HashEmbedder):
+        def embed(self, texts):
+            if any("stuck" in text for text in texts):
+                release.wait(20)
+            return super().embed(texts)
+
+    async def story():
+        async with build(embedder=Stuck()) as manager:
+            manager._search._timeout_s = manager._thread._timeout_s = 0.02
+            with pytest.raises(TimeoutError, match=r"query of the bank within 0\.02 s"):
+                await manager.retrieve("room", "stuck")
+            gate = threading.Event()
+            with pytest.raises(TimeoutError, match=r"wait on the bank's thread took longer than 0\.02 s"):
+                await manager._thread.run(gate.wait, 20)
+            release.set()
+            gate.set()
+            manager._search._timeout_s = manager._thread._timeout_s = 60.0
 
     run(story())
