@@ -95,6 +95,11 @@ def _group(c: Config) -> Found:
             "actor.sampling.temperature",
             "0 makes all episodes of a group equal, so nothing is learned: use e.g. 1.0",
         )
+    if c.actor.optimizer.warmup_steps >= run.steps > 0:
+        yield (
+            "actor.optimizer.warmup_steps",
+            f"{c.actor.optimizer.warmup_steps} updates of warm-up do not end within run.steps={run.steps}: use fewer",
+        )
     episodes = run.groups_per_step * run.group_size
     if c.actor.microbatches > 0 and episodes % c.actor.microbatches:
         yield "actor.microbatches", f"{c.actor.microbatches} does not divide the {episodes} episodes of a step: use a divisor"
@@ -117,12 +122,12 @@ def _names(c: Config) -> Found:
 
 def _role(name: str, r: RoleConfig) -> Found:
     s, o = r.sampling, r.optimizer
-    if s.temperature < 0:
-        yield f"{name}.sampling.temperature", f"must be 0 or more, got {s.temperature}"
+    if s.temperature < 0 or 0 < s.temperature < 1e-6:
+        yield f"{name}.sampling.temperature", f"must be 0 (greedy) or 1e-6 or more, got {s.temperature}"
     if not 0 < s.top_p <= 1:
         yield f"{name}.sampling.top_p", f"must be in (0, 1], got {s.top_p}"
-    if s.top_k < 0:
-        yield f"{name}.sampling.top_k", f"must be 0 (off) or more, got {s.top_k}"
+    if not 0 <= s.top_k < 2**31:
+        yield f"{name}.sampling.top_k", f"must be 0 (off) or more, and below 2^31, got {s.top_k}"
     if s.max_new_tokens <= 0 or s.max_new_tokens >= r.max_length:
         yield (
             f"{name}.sampling.max_new_tokens",
@@ -134,6 +139,11 @@ def _role(name: str, r: RoleConfig) -> Found:
         yield f"{name}.optimizer", f"b1 and b2 must be in [0, 1), got {o.b1} and {o.b2}"
     if r.microbatches <= 0 or r.slots <= 0:
         yield name, "microbatches and slots must be positive"
+    if not r.chunk_buckets or min(*r.row_buckets, *r.chunk_buckets, 1) < 1:
+        yield (
+            f"{name}.chunk_buckets",
+            "sizes of a prefill dispatch: chunk_buckets needs one or more, and all (of row_buckets, too) positive",
+        )
     if r.mesh.data < 0 or r.mesh.fsdp < 1 or r.mesh.tensor < 1:
         yield f"{name}.mesh", "axis sizes must be positive (data may be 0: all devices that are left)"
 
@@ -156,6 +166,8 @@ def _extractor(c: Config) -> Found:
         yield "extractor.buffer_capacity", f"{e.buffer_capacity} can never hold a batch of {e.batch_size}: use {e.batch_size} or more"
     if e.microbatches > 0 and e.batch_size % e.microbatches:
         yield "extractor.microbatches", f"{e.microbatches} does not divide batch_size {e.batch_size}: use a divisor"
+    if not -1 <= e.parse_failure_reward <= 1:
+        yield "extractor.parse_failure_reward", f"rewards of a generation lie in [-1, 1], got {e.parse_failure_reward}"
     if e.max_age_steps < 1:
         yield "extractor.max_age_steps", f"must be 1 or more, got {e.max_age_steps}"
     if e.loss.alpha < 0 or e.loss.cooldown_steps < 0:

@@ -30,6 +30,12 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("actor.sampling.temperature=0", "all episodes of a group equal", id="C08-train-temperature"),
         pytest.param("run.group_size=1", "makes every advantage 0", id="L36-group-of-one"),
         pytest.param("run.group_size=2", "half of one episode always has advantage 0", id="L36-halves-of-one"),
+        pytest.param("actor.optimizer.warmup_steps=128", "do not end within run.steps=128", id="C06-warm-up-of-the-whole-run"),
+        pytest.param("actor.sampling.temperature=1e-40", "1e-6 or more", id="temperature-beyond-float32"),
+        pytest.param("actor.sampling.top_k=4294967296", "below 2^31", id="top-k-beyond-int32"),
+        pytest.param("actor.chunk_buckets=[]", "chunk_buckets needs one", id="no-chunks"),
+        pytest.param("extractor.row_buckets=[0]", "positive", id="empty-rows"),
+        pytest.param("extractor.parse_failure_reward=-2.0", "in [-1, 1]", id="parse-failure-reward"),
         pytest.param("run.group_size=5", "use an even group_size", id="even-split"),
         pytest.param("extractor.loss.eps_high=1.28", "for a cap of 1.28 write 0.28", id="L19-cispo-cap"),
         pytest.param("actor.loss.clip_high=1.2", "for a cap of 1.2 write 0.2", id="L19-grpo-cap"),
@@ -48,6 +54,10 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
 )
 def test_contradictions_are_refused(override: str, message: str) -> None:
     assert message in problems_of(override)
+
+
+def test_C08_greedy_evaluation_is_fine() -> None:
+    assert problems_of("run.eval_modes=[greedy]", "actor.sampling.temperature=1.0") == ""
 
 
 def test_all_problems_are_reported_together() -> None:
