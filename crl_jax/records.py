@@ -102,11 +102,15 @@ class TokenLog:
         return self._extend(ids, [provenance] * n, [0.0] * n, [-1] * n, [0] * n)
 
     def append_completion(self, completion: Completion) -> TokenLog:
-        """A new log with the sampled tokens of ``completion``."""
+        """A new log with the sampled tokens of ``completion``. Raises ValueError if its columns differ in length."""
         n = len(completion.ids)
         return self._extend(completion.ids, [Provenance.ACTION] * n, completion.logps, completion.versions, completion.states)
 
     def _extend(self, ids: Any, provenance: Any, logps: Any, versions: Any, states: Any) -> TokenLog:
+        lengths = [len(column) for column in (ids, logps, versions, states)]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"ids, log-probs, versions and states of a completion have {lengths} entries: a sampler gives one of each")
+
         def join(old: np.ndarray, new: Any) -> np.ndarray:
             return np.concatenate([old, np.asarray(new, old.dtype).reshape(-1)])
 

@@ -109,3 +109,22 @@ def test_extractor_advantage_is_centred_then_weighted_and_behaviour_logps_are_ke
 def test_records_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         _log().ids = np.zeros(1)
+
+
+def test_L25_a_nan_reward_is_counted_as_unscored():
+    samples, counts = actor_samples([_group("g", [1.0, 0.0, float("nan"), 1.0], [])], normalise="mean")
+    assert np.allclose([s.advantage for s in samples], [1 / 3, -2 / 3, 1 / 3])
+    assert (counts["episodes"], counts["unscored"]) == (4, 1)
+
+
+def test_an_empty_batch_has_no_samples():
+    assert actor_samples([], normalise="mean_std") == ([], {"episodes": 0, "unscored": 0, "zero_advantage": 0})
+    assert extractor_samples([], step=0, alpha=0.5, cooldown_steps=2) == ([], [])
+
+
+@pytest.mark.parametrize("column", ["logps", "versions", "states"])
+def test_R07_a_completion_of_unequal_columns_never_enters_a_log(column):
+    whole = Completion((3, 4), (-0.1, -0.2), (0, 0), (0, 0), Finish.STOP)
+    short = dataclasses.replace(whole, **{column: getattr(whole, column)[:1]})
+    with pytest.raises(ValueError, match="gives one of each"):
+        TokenLog.empty().append_completion(short)

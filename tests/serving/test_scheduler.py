@@ -64,6 +64,20 @@ def test_V03_cancel_and_close_are_idempotent():
     assert len(scheduler.free) == 2
 
 
+def test_R07_everything_ends_with_the_stop_token():
+    scheduler = make()
+    scheduler.open("a")
+    scheduler.submit("a", "h", [1, 2], SamplingParams(5, stop_ids=(9,)), 0.0)
+    scheduler.admit(0.0)
+    ((session, row),) = scheduler.to_extend()
+    scheduler.note_extended(session, len(row.tokens))
+    scheduler.note_sampled(session, session.request, Emitted([4], [-1.0], [0]), 0, fed=False)
+    scheduler.note_sampled(session, session.request, Emitted([5, 9], [-2.0, -3.0], [0, 0]), 0, fed=True)  # the third of five
+    ((_, done),) = scheduler.done
+    assert (done.ids, done.logps, done.finish) == ((4, 5, 9), (-1.0, -2.0, -3.0), Finish.STOP)
+    assert len(done.ids) == len(done.logps) == len(done.versions) == len(done.states)
+
+
 def test_a_caller_cancels_its_own_request_only():
     scheduler = make()
     scheduler.open("a")
