@@ -1,17 +1,20 @@
 """One episode: the actor reads, answers, and may ask the bank; everything it read and said becomes one append-only token log.
 
 Owns: the order of tokens in an episode and their provenance; when a reply is a search-and-ask turn; when an episode ends.
-Promises: sampled ids are never re-tokenised; only a guided episode can reach the bank; an environment error ends this episode alone,
-without reward. Does not: retry anything, know where weights live, or decide what is learned from the episode.
+Promises: sampled ids are never re-tokenised; only a guided episode can reach the bank; an environment error (a reward that is no finite
+number, too) ends this episode alone, without reward; a lesson cannot close the delimiters it stands between. Does not: retry anything,
+know where weights live, or decide what is learned from the episode.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from crl_jax.experience.extractor import as_data
 from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Status, Task, TokenLog, Turn
 from crl_jax.seeds import derive_seed
 from envs.parse import without_reasoning
@@ -175,6 +178,8 @@ class _Play:
                     return self.finish(Status.TRUNCATED, success=False, reward=reward, final=observation)
                 continue
             step = await env.step(reply)
+            if not math.isfinite(step.reward):
+                return self.finish(Status.ENV_ERROR, success=False, reward=None, final=f"environment error: reward {step.reward}")
             reward += step.reward
             self.turns.append(Turn(observation, reply, span, valid=step.valid))
             role, provenance, observation = "user", Provenance.OBSERVATION, step.observation
@@ -216,7 +221,7 @@ class _Play:
         self._context(self.codec.close() + self.codec.open("assistant"), Provenance.TEMPLATE)
 
     def _open_prompt(self) -> None:
-        lessons = [self.prompts.lesson.replace("{text}", text) for _, text in self.plan.lessons]
+        lessons = [self.prompts.lesson.replace("{text}", as_data(text)) for _, text in self.plan.lessons]
         system = self.prompts.system.replace("{env}", self.plan.system)
         if system or lessons:
             self._context(self.codec.open("system"), Provenance.TEMPLATE)

@@ -30,7 +30,7 @@ def actor_samples(groups: Sequence[Group], *, normalise: Normalise, split: bool 
     group_ids = np.array([numbers[e.group_id] for e in episodes], np.int32)
     conditions = np.array([int(e.condition is Condition.GUIDED) if split else 0 for e in episodes], np.int32)
     advantages = np.asarray(subgroup_advantages(rewards, group_ids, conditions, normalise=normalise))
-    kept = [i for i, e in enumerate(episodes) if e.reward is not None and e.log.loss_mask.any()]
+    kept = [i for i, e in enumerate(episodes) if not np.isnan(rewards[i]) and e.log.loss_mask.any()]
     samples = [TrainSample(episodes[i].log, float(advantages[i])) for i in kept]
     return samples, {"episodes": len(episodes), "unscored": len(episodes) - len(kept), "zero_advantage": int((advantages[kept] == 0).sum())}
 
