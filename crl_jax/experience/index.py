@@ -58,7 +58,8 @@ def unit_rows(vectors: Vectors, *, dim: int) -> Vectors:
 
 def has_direction(vector: Float[np.ndarray, " d"]) -> bool:
     """Whether a cosine with this vector is defined: it is finite and so is its length, which is not 0."""
-    return 0 < float(np.linalg.norm(np.asarray(vector, np.float32))) < np.inf
+    with np.errstate(over="ignore"):
+        return 0 < float(np.linalg.norm(np.asarray(vector, np.float32))) < np.inf
 
 
 def top_k(scores: Float[np.ndarray, "q n"], ids: Sequence[str], k: int) -> list[list[Candidate]]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from crl_jax.experience.index import ExactIndex
+from crl_jax.experience.retrieve import nearest
 from crl_jax.experience.scann_index import ScannIndex
 
 DIM = 16
@@ -90,7 +91,7 @@ def test_X06_length_of_a_vector_does_not_matter(index):
 
 def test_X07_vectors_without_direction_are_refused(index):
     index.add(["good"], rows(1), namespace="n")
-    for bad in (vector(float("nan"), 0.0), vector(float("inf")), vector(0.0, 0.0), rows(1)[:, :-1]):
+    for bad in (vector(float("nan"), 0.0), vector(float("inf")), vector(0.0, 0.0), vector(3e38, 3e38), vector(1e-40), rows(1)[:, :-1]):
         with pytest.raises(ValueError, match="vector"):
             index.add(["bad"], bad, namespace="n")
     settle(index)
@@ -106,6 +107,7 @@ def test_X08_one_score_direction(index):
     scores = {hit.id: hit.similarity for hit in index.search(vector(1.0), 3, namespace="n")[0]}
     assert scores == pytest.approx({"same": 1.0, "orthogonal": 0.0, "opposite": -1.0}, abs=1e-5)
     assert max(scores.values()) <= 1.0
+    assert [hit.id for hit in nearest(index.search(vector(1.0), 3, namespace="n")[0], k=3, min_similarity=0.9)] == ["same"]
 
 
 def test_X10_search_is_scoped(index):

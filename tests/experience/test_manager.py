@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import sqlite3
 import threading
 import time
 
@@ -536,6 +537,31 @@ def test_entries_of_another_embedder_are_embedded_again(tmp_path):
             return manager.stats()["vectors_repaired"]
 
     assert [run(story(e)) for e in (HashEmbedder(), Other(), Other())] == [0, 1, 0]
+
+
+def test_X14_vectors_that_got_under_other_ids_are_made_again(tmp_path):
+    path = tmp_path / "bank.sqlite"
+    lessons = ["red door", "blue lava", "green key"]
+
+    async def before():
+        async with build(store=Store.open(path)) as manager:
+            await teach(manager, *lessons)
+        manager._store.close()
+
+    async def after():
+        async with build(store=Store.open(path)) as manager:
+            assert manager.stats()["vectors_repaired"] == 3
+            await teach(manager, "white rat")
+            for text in [*lessons, "white rat"]:
+                (shown,) = await manager.retrieve("room", text)
+                assert (shown.text, shown.similarity) == (text, pytest.approx(1.0, abs=1e-5))
+
+    run(before())
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT id, vector FROM embeddings ORDER BY id").fetchall()
+        for (name, _), (_, vector) in zip(rows, [*rows[1:], rows[0]], strict=True):
+            db.execute("UPDATE embeddings SET vector=? WHERE id=?", (vector, name))
+    run(after())
 
 
 def test_texts_without_direction_are_a_problem_not_a_crash():
