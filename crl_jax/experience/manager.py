@@ -313,7 +313,7 @@ class ExperienceManager:
 
     async def _merge(self, namespace: str) -> None:
         try:
-            await self.merge(namespace)
+            await self._editor.merge(namespace, chunk_size=self._o.merge_chunk)
         finally:
             del self._merging[namespace]
 
@@ -335,6 +335,8 @@ class ExperienceManager:
             self.failed.set_exception(error)
 
     def _check(self) -> None:
-        """Raise what ended a task of this manager."""
+        """Raise what ended a task of this manager, or RuntimeError when it is closed: what it took then would be lost."""
         if self.failed.done() and (error := self.failed.exception()) is not None:
             raise error
+        if self._closed:
+            raise RuntimeError("the experience manager is closed: open another one on the same store")

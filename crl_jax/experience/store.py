@@ -277,7 +277,8 @@ class Store:
 
 
 class _Transaction:
-    """BEGIN IMMEDIATE ... COMMIT, rolled back when the block or the commit raises. A refusing disk is a StoreError."""
+    """BEGIN IMMEDIATE ... COMMIT, rolled back when the block or the commit raises. StoreError when the disk refuses or another process has
+    written the same rows."""
 
     def __init__(self, db: sqlite3.Connection, path: str) -> None:
         self._db = db
@@ -294,14 +295,14 @@ class _Transaction:
         try:
             if error is None:
                 self._db.execute("COMMIT")
-        except sqlite3.OperationalError as refused:
-            error = refused
+        except sqlite3.OperationalError as late:
+            error = late
         if error is not None and self._db.in_transaction:  # SQLite ends the transaction itself when the disk is full
             self._db.execute("ROLLBACK")
-        if isinstance(error, sqlite3.OperationalError):
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError):
             raise self._refused(error) from error
 
-    def _refused(self, error: sqlite3.OperationalError) -> StoreError:
+    def _refused(self, error: sqlite3.Error) -> StoreError:
         return StoreError(f"{self._path} was not written ({error}): free its disk or end the other process that writes it, then resume")
 
 

@@ -17,7 +17,7 @@ from crl_jax.experience.index import ExactIndex
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.scann_index import ScannIndex
-from crl_jax.experience.store import Store
+from crl_jax.experience.store import Store, StoreError
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.records import GenerationKind, SamplingParams, Status, Usage
 
@@ -666,12 +666,44 @@ def test_a_question_is_answered_while_its_nearest_entry_is_being_replaced():
     run(story())
 
 
+def test_a_merge_under_way_is_finished_by_closing():
+    async def story():
+        manager = build(merging, lambda prompt: 0.05, merge_every_steps=5)
+        await manager.start()
+        await teach(manager, "a", "b")
+        manager.on_step(5)
+        assert await manager.aclose(20) == 0
+        assert texts(manager) == ["a b"]
+
+    run(story())
+
+
+def test_a_second_process_on_the_bank_is_told_so(tmp_path):
+    async def story():
+        first, second = (build(store=Store.open(tmp_path / "bank.sqlite")) for _ in range(2))
+        async with first:
+            await second.start()
+            await teach(first, "a lesson")
+            await second.submit(episode(observation="another"))
+            with pytest.raises(StoreError, match="other process"):
+                await second.drain(20)
+            assert await second.aclose() == 1
+            await teach(first, "b lesson")
+        assert len(first._store.load()) == 2
+
+    run(story())
+
+
 def test_closing_twice_is_closing_once():
     async def story():
         manager = build()
         await manager.start()
         await teach(manager, "a lesson")
         assert [await manager.aclose(), await manager.aclose()] == [0, 0]
+        for late in (manager.submit(episode()), manager.retrieve("room", "q"), manager.observe([]), manager.merge("room")):
+            with pytest.raises(RuntimeError, match="closed"):
+                await late
+        assert manager.stats()["pending"] == 0
 
     run(story())
 
