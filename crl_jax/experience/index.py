@@ -24,7 +24,7 @@ class Index(Protocol):
     """What the manager needs of an index. One writer at a time; any number of concurrent searches."""
 
     def add(self, ids: Sequence[str], vectors: Vectors, *, namespace: str) -> None:
-        """Add new ids. Raises ValueError for a wrong shape, a vector that is not finite or has no length, or an id that is already
+        """Add new ids. Raises ValueError for a wrong shape, a vector that is not finite or has no length, or an id that is or ever was
         there."""
         ...
 
@@ -94,12 +94,13 @@ class ExactIndex:
         self._dim = dim
         self._spaces: dict[str, _Rows] = {}
         self._home: dict[str, str] = {}  # id -> namespace
+        self._gone: set[str] = set()
         self._write = threading.Lock()
 
     def add(self, ids: Sequence[str], vectors: Vectors, *, namespace: str) -> None:
         rows = unit_rows(vectors, dim=self._dim)
         with self._write:
-            check_new(ids, len(rows), self._home)
+            check_new(ids, len(rows), self._home, self._gone)
             old = self._spaces.get(namespace, _Rows((), np.zeros((0, self._dim), np.float32)))
             self._spaces[namespace] = _Rows((*old.ids, *ids), np.concatenate([old.vectors, rows]))
             self._home.update(dict.fromkeys(ids, namespace))
@@ -114,6 +115,7 @@ class ExactIndex:
                 self._spaces[namespace] = _Rows(tuple(old.ids[n] for n in keep), old.vectors[keep])
             for i in gone:
                 del self._home[i]
+            self._gone |= gone
 
     def search(self, queries: Vectors, k: int, *, namespace: str) -> list[list[Candidate]]:
         unit, kept = usable(queries, dim=self._dim, k=k)
@@ -132,13 +134,13 @@ class ExactIndex:
         """Nothing runs in the background."""
 
 
-def check_new(ids: Sequence[str], n_rows: int, known: dict[str, str]) -> None:
-    """Raises ValueError unless there is one new, distinct id per row."""
+def check_new(ids: Sequence[str], n_rows: int, known: dict[str, str], gone: set[str]) -> None:
+    """Raises ValueError unless there is one distinct id per row that is neither in the index nor was removed from it."""
     if len(ids) != n_rows or len(set(ids)) != len(ids):
         raise ValueError(f"{len(ids)} ids ({len(set(ids))} distinct) for {n_rows} vectors: one distinct id per vector")
-    again = [i for i in ids if i in known]
+    again = [i for i in ids if i in known or i in gone]
     if again:
-        raise ValueError(f"ids {again[:3]} are already in the index: entries are replaced by new ids, never overwritten")
+        raise ValueError(f"ids {again[:3]} are or were in the index: entries are replaced by new ids, never overwritten or revived")
 
 
 def check_known(ids: set[str], known: dict[str, str]) -> None:

@@ -101,6 +101,7 @@ class ScannIndex:
         self._close_timeout_s = close_timeout_s
         self._segments: dict[str, _Segment] = {}
         self._home: dict[str, str] = {}
+        self._gone: set[str] = set()  # they never come back: a searcher, or a build under way, may still hold their old vectors
         self._write = threading.Lock()
         self._builds: dict[str, threading.Thread] = {}
         self._failure: BaseException | None = None
@@ -110,7 +111,7 @@ class ScannIndex:
         rows = unit_rows(vectors, dim=self._dim)
         with self._write:
             self._raise_failure()
-            check_new(ids, len(rows), self._home)
+            check_new(ids, len(rows), self._home, self._gone)
             old = self._segments.get(namespace) or self._nothing()
             grown = dataclasses.replace(old, tail_ids=(*old.tail_ids, *ids), tail=np.concatenate([old.tail, rows]))
             self._segments[namespace] = grown
@@ -132,6 +133,7 @@ class ScannIndex:
                 self._maybe_build(namespace)
             for i in gone:
                 del self._home[i]
+            self._gone |= gone
 
     def search(self, queries: Vectors, k: int, *, namespace: str) -> list[list[Candidate]]:
         unit, kept = usable(queries, dim=self._dim, k=k)

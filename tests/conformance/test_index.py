@@ -139,5 +139,9 @@ def test_bad_ids_change_nothing(index):
         index.remove(["a", "missing"])
     index.remove([])
     assert index.size("n") == 1
+    index.add(["b"], rows(1), namespace="n")
+    index.remove(["b"])
+    with pytest.raises(ValueError, match="or were in the index"):
+        index.add(["b"], rows(1, seed=1), namespace="n")
     with pytest.raises(ValueError, match="k=0"):
         index.search(rows(1), 0, namespace="n")
