@@ -117,13 +117,16 @@ class TrainingBuffer:
         """The ``batch_size`` oldest generations, removed from the buffer; None until there are that many.
 
         A popped generation that gets further evidence enters again, with its train count. Call `record_trained` for those actually
-        trained on.
+        trained on. If ``find`` raises nothing is removed.
         """
         with self._lock:
             if not self.ready:
                 return None
-            popped = [(i, self._waiting.pop(i), *self._trained.get(i, (0, -1))) for i in list(self._waiting)[: self._batch_size]]
-        return [Sample(find(i), e.total / e.count, e.count, train_count, last) for i, e, train_count, last in popped]
+            oldest = list(self._waiting)[: self._batch_size]
+        found = {i: find(i) for i in oldest}  # before anything leaves the buffer: `find` may raise
+        with self._lock:
+            popped = [(i, self._waiting.pop(i), *self._trained.get(i, (0, -1))) for i in oldest if i in self._waiting]
+        return [Sample(found[i], e.total / e.count, e.count, train_count, last) for i, e, train_count, last in popped]
 
     def record_trained(self, generation_ids: list[str], *, step: int) -> None:
         """The extractor was updated at ``step`` on these generations (those whose weight of Eq. 7 was not 0)."""

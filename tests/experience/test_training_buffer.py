@@ -88,3 +88,16 @@ def test_a_buffer_that_shrank_drops_the_oldest_and_stays_bounded():
     small.credit("new", success=True, step=9)
     assert (len(small), small.counts["dropped_capacity"]) == (3, 6)
     assert [s.generation.id for s in small.pop_batch(generation)] == ["g6", "g7"]
+
+
+def test_a_generation_that_cannot_be_read_takes_no_evidence_with_it():
+    buffer = make()
+    for name in "ab":
+        buffer.credit(name, success=True, step=1)
+
+    def damaged(name):
+        raise KeyError(name)
+
+    with pytest.raises(KeyError):
+        buffer.pop_batch(damaged)
+    assert [s.generation.id for s in buffer.pop_batch(generation)] == ["a", "b"]
