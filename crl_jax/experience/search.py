@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from jaxtyping import Float
 from crl_jax.experience.index import Index
 from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.retrieve import Candidate
+from crl_jax.experience.thread import DaemonThread
 
 Pick = Callable[[list[Candidate]], object]
 
@@ -57,8 +57,8 @@ class SearchService:
         self._cache_size = cache_size
         self._timeout_s = timeout_s
         self._cache: OrderedDict[str, Float[np.ndarray, " d"]] = OrderedDict()
-        self._embed_thread = ThreadPoolExecutor(1, thread_name_prefix="crl-embed")
-        self._workers = [ThreadPoolExecutor(1, thread_name_prefix=f"crl-search-{w}") for w in range(workers)]
+        self._embed_thread = DaemonThread("crl-embed")
+        self._workers = [DaemonThread(f"crl-search-{w}") for w in range(workers)]
         self._next_worker = 0
         self.per_worker = [0] * workers  # batches searched, for metrics
         self._open: list[_Query] = []
@@ -112,7 +112,7 @@ class SearchService:
         if self._running:
             await asyncio.wait(set(self._running), timeout=self._timeout_s)
         for pool in (self._embed_thread, *self._workers):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown()
 
     def _flush(self) -> None:
         if self._timer is not None:

@@ -1,19 +1,57 @@
-"""The one thread that touches the bank's files.
+"""Threads of the bank: the one that touches its files, and those that embed and search.
 
-Owns: that thread. Promises: calls run one after the other, in the order they were made, so the writer needs no lock; every wait has a
-deadline, and one that is missed says which call. Does not: know what it runs.
+Owns: the threads. Promises: calls of one thread run one after the other, in the order they were made, so the writer needs no lock; every
+wait has a deadline, and one that is missed says which call; a call that hangs does not keep the process from ending. Does not: know what
+it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class DaemonThread(Executor):
+    """An executor of one daemon thread. (Python waits for the threads of a ``ThreadPoolExecutor`` before it exits, hung ones too.)"""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Queue one call. Raises RuntimeError after `shutdown`."""
+        if self._closed.is_set():
+            raise RuntimeError("cannot schedule new calls after shutdown")
+        future: Future[R] = Future()
+        self._calls.put((future, functools.partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
+        """End the thread after the call under way; calls that have not begun are cancelled. Never waits."""
+        del wait, cancel_futures
+        self._closed.set()
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if self._closed.is_set():
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:  # handed to whoever waits for the call
+                future.set_exception(error)
 
 
 class WriterThread:
@@ -21,7 +59,7 @@ class WriterThread:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="crl-bank-writer")
+        self._executor = DaemonThread("crl-bank-writer")
 
     async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of ``call(*args, **kwargs)``, or its exception. Raises TimeoutError after ``timeout_s``; the call itself goes on."""
@@ -37,4 +75,4 @@ class WriterThread:
 
     def close(self) -> None:
         """End the thread after the call under way, without waiting for it; calls that have not begun are dropped."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown()

@@ -1,0 +1,72 @@
+"""The threads of the bank: order, cancellation, and that a hung call cannot hold the process."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from crl_jax.experience.thread import DaemonThread
+
+HUNG = """
+import asyncio, threading
+from test_manager import build, episode
+from experience_toys import HashEmbedder
+
+class Hung(HashEmbedder):
+    def embed(self, texts):
+        threading.Event().wait()
+
+async def main():
+    manager = build(embedder=Hung(), io_timeout_s=0.2)
+    await manager.start()
+    await manager.submit(episode())
+    for wait in (manager.drain(20), manager.retrieve("room", "q"), manager.aclose(1.0)):
+        try:
+            await wait
+        except TimeoutError as error:
+            print(error)
+
+asyncio.run(main())
+"""
+
+
+def test_A13_a_hung_embedder_is_named_and_the_process_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(HUNG)],
+        cwd=pathlib.Path(__file__).parent,
+        env={"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "write on the bank's thread took longer than 0.2 s" in done.stdout
+
+
+def test_calls_run_in_order_and_hand_over_results_and_errors():
+    thread, seen = DaemonThread("t"), []
+    futures = [thread.submit(lambda n=n: seen.append(n) or n * n) for n in range(20)]
+    assert [f.result(20) for f in futures] == [n * n for n in range(20)]
+    assert seen == list(range(20))
+    with pytest.raises(ZeroDivisionError):
+        thread.submit(lambda: 1 // 0).result(20)
+    assert thread.submit(len, "abc").result(20) == 3
+    thread.shutdown()
+
+
+def test_shutdown_finishes_the_call_under_way_and_drops_the_rest():
+    thread, started, gate = DaemonThread("t"), threading.Event(), threading.Event()
+    first = thread.submit(lambda: (started.set(), gate.wait(20))[1])
+    waiting = thread.submit(len, "abc")
+    assert started.wait(20)
+    thread.shutdown()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        thread.submit(len, "")
+    gate.set()
+    assert first.result(20) is True
+    with pytest.raises(CancelledError):
+        waiting.result(20)
