@@ -38,8 +38,17 @@ class ExtractorPrompts:
 
     @staticmethod
     def load(path: pathlib.Path = DEFAULT_PROMPTS) -> ExtractorPrompts:
-        """Read the texts from a JSON file of this class's fields. Raises ValueError naming missing or unknown fields."""
-        found = cast(dict[str, str], json.loads(path.read_text(encoding="utf-8")))
+        """Read the texts from a JSON file of this class's fields. Raises ValueError naming missing or unknown fields or what is no text."""
+        try:
+            content: object = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path.name} is not JSON in UTF-8: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{path.name} must hold one object of texts, not {type(content).__name__}")
+        found = cast(dict[str, str], content)
+        wrong = sorted(name for name, text in cast(dict[str, object], content).items() if not isinstance(text, str))
+        if wrong:
+            raise ValueError(f"{path.name}: {wrong} must be texts")
         known = {field.name for field in dataclasses.fields(ExtractorPrompts)}
         unknown = sorted(set(found) - known)
         required = {f.name for f in dataclasses.fields(ExtractorPrompts) if f.default is dataclasses.MISSING}

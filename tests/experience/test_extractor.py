@@ -141,6 +141,14 @@ def test_prompt_files_name_what_is_wrong(tmp_path):
         ExtractorPrompts.load(path)
 
 
+@pytest.mark.parametrize("text", ["[1]", "5", '"x"', "not JSON", '{"distil_system": 5}'])
+def test_prompt_files_of_another_shape_are_refused_by_name(text, tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"p\.json"):
+        ExtractorPrompts.load(path)
+
+
 def test_answer_text_without_tags_is_what_follows_the_thinking():
     assert answer_text("<think>hm</think> go north") == "go north"
     assert answer_text("go north") == "go north"

@@ -147,9 +147,9 @@ def test_chatml_ids():
 
 
 @pytest.mark.parametrize("kind", ["bpe", "pieces"])
-def test_incremental_rendering_equals_one_shot(kind, pieces):
+def test_R05_incremental_rendering_equals_one_shot(kind, pieces):
     tokenizer, template = (BPE, chatml(BPE)) if kind == "bpe" else (pieces, micro_chat(pieces))
-    messages = [("system", "north"), ("user", "\n north"), ("assistant", " end"), ("tool", "a"), ("assistant", "b")]
+    messages = [("system", "north"), ("user", "\n north"), ("assistant", " end"), ("tool", "a"), ("tool", "b"), ("assistant", "b")]
     grown = []
     for role, text in messages:
         grown += template.open(role)
