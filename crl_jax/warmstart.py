@@ -65,7 +65,7 @@ class Recipe:
     slip: float = 0.05  # a random move instead of the player's
     noop_after_failure: float = 0.5
     last_places: int = 1
-    follow_steps: int = 1100
+    follow_steps: int = 1500
     follow_late: float = 1.0
 
 
