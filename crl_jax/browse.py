@@ -37,7 +37,7 @@ def play_env(name: str, options: Sequence[str], seed: int) -> int:
 
     try:
         env = registry.make(name, **_options(options))
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         print(f"crl envs play: {error.args[0] if error.args else error}", file=sys.stderr)
         return 2
     try:

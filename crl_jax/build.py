@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 import resource
 import time
@@ -20,12 +19,13 @@ from typing import Any
 
 import jax
 
-from crl_jax.config.load import to_yaml
-from crl_jax.config.roles import MeshConfig, RoleConfig
+from crl_jax import lookup, run_folder
+from crl_jax.browse import BANK_FILE
+from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.experience.bank import Eviction
 from crl_jax.experience.buffer import Sample, TrainingBuffer
-from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts
+from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
 from crl_jax.experience.retrieve import Diversity
@@ -34,29 +34,23 @@ from crl_jax.experience.store import Store
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.learner import objective
 from crl_jax.learner.optimizer import make_optimizer, make_schedule
+from crl_jax.lookup import RoleParts
 from crl_jax.models import transformer
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
-from crl_jax.models.load import load_codec, load_params
-from crl_jax.models.presets import preset
 from crl_jax.records import Episode, SamplingParams, Task
 from crl_jax.role import Buckets, Role
-from crl_jax.rollout.agent import ActorPrompts
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.pool import EnvPool
 from crl_jax.rollout.shell import Shell
-from crl_jax.rollout.tasks import Goal, TaskStream, fixed_tasks
+from crl_jax.rollout.tasks import Goal, TaskStream
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import EngineSampler, Sampler
-from crl_jax.sharding.mesh import make_mesh
-from crl_jax.sharding.rules import check_divisible
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
-
-ACTOR_PROMPTS = pathlib.Path(__file__).parent / "rollout" / "actor_prompts.json"
 
 
 @dataclasses.dataclass
@@ -156,29 +150,33 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
-    """Build and start everything ``config`` names. Raises before anything starts when the configuration cannot be run here."""
+def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterator[Run]:
+    """Build and start everything ``config`` names. Raises ConfigError before anything starts when the configuration cannot be run here.
+
+    ``read_only`` is for looking at a run that has a checkpoint: nothing in its folder changes, and the bank is a copy in memory.
+    """
     _keep_compiled_programs(config.run.compile_cache)
-    folder = _folder(config, resume)
-    goals, eval_sets = _tasks(config)
-    options = env_options(config)
-    actor_codec = load_codec(config.actor.tokenizer)
-    trie = _trie(config, goals, actor_codec) if config.env.constrained else None
-    prompts = actor_prompts(config.actor.prompt)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    goals, eval_sets = lookup.tasks(config)
+    options = lookup.env_options(config)
+    prompts, lessons = lookup.actor_prompts(config.actor.prompt), lookup.extractor_prompts(config.extractor.prompt)
     with contextlib.ExitStack() as stack:
-        trackers = open_trackers(folder, jsonl=config.telemetry.jsonl, tensorboard=config.telemetry.tensorboard)
+        folder = run_folder.existing(config) if read_only else stack.enter_context(run_folder.claim(config, resume=resume))
+        parts = {name: lookup.role_parts(config, name) for name in _roles(config)}
+        actor_codec = parts["actor"].codec
+        trie = _trie(config, goals, actor_codec) if config.env.constrained else None
+        sinks = dataclasses.replace(config.telemetry, jsonl=False, tensorboard=False, profile_steps=None) if read_only else config.telemetry
+        trackers = open_trackers(folder, jsonl=sinks.jsonl, tensorboard=sinks.tensorboard)
         stack.callback(trackers.close)
-        profiler = ProfilerWindow(folder / "tensorboard", config.telemetry.profile_steps)
+        profiler = ProfilerWindow(folder / "tensorboard", sinks.profile_steps)
         stack.callback(profiler.close)
         shell = stack.enter_context(Shell())
-        actor = _role(config, "actor", config.actor, actor_codec, trie, shell, stack)
+        actor = _role(config, "actor", config.actor, parts["actor"], trie, shell, stack)
         extractor, manager = None, None
-        if config.run.method != "baseline":
-            codec = load_codec(config.extractor.tokenizer)
-            extractor = _role(config, "extractor", config.extractor, codec, None, shell, stack)
-            manager = _manager(config, folder, extractor.sampler, codec, shell, stack)
+        if "extractor" in parts:
+            extractor = _role(config, "extractor", config.extractor, parts["extractor"], None, shell, stack)
+            store = Store.copy_of(folder / BANK_FILE) if read_only else Store.open(folder / BANK_FILE)
+            stack.callback(store.close)
+            manager = _manager(config, store, lessons, extractor.sampler, parts["extractor"].codec, shell, stack)
         pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
         shell.call(pool.__aenter__(), 120.0, "starting the environment workers")
         stack.callback(lambda: shell.call(pool.close(), 30.0, "stopping the environment workers"))
@@ -196,6 +194,8 @@ def open_run(config: Config, *, resume: bool) -> Iterator[Run]:
         )
         collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings)
         stream = TaskStream(tuple(goals), config.run.seed)
+        if not read_only:
+            run_folder.write_config(folder, config)
         yield Run(config, folder, shell, collector, stream, eval_sets, actor, extractor, manager, trackers, profiler)
 
 
@@ -206,61 +206,14 @@ def _keep_compiled_programs(folder: str) -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def env_options(config: Config) -> dict[str, Any]:
-    """The constructor options of the run's environments."""
-    env = config.env
-    options: dict[str, Any] = {"style": env.style, "grammar": env.action_format, "max_turns": env.max_turns}
-    if env.family == "dungeon":
-        options |= {"hazards": env.hazards} | ({"size": env.size} if env.size else {}) | ({"kind": env.kind} if env.kind else {})
-    return options
-
-
-def _folder(config: Config, resume: bool) -> pathlib.Path:
-    folder = pathlib.Path(config.run.dir) / config.run.name
-    if not resume and (folder / "metrics.jsonl").exists():
-        raise FileExistsError(f"{folder} already holds a run: add --resume to continue it, choose another run.name, or delete the folder")
-    return folder
-
-
-def _tasks(config: Config) -> tuple[list[Goal], dict[str, list[Task]]]:
-    """Training goals and the evaluation sets. Raises KeyError or ValueError for unknown environments before anything starts."""
-    env, run = config.env, config.run
-    splits = registry.splits(env.family) if env.family else {"train": env.names}
-    names = splits[env.split if env.split in splits else "train"]
-    goals = _goals(names[: env.count] if env.count else names)
-    sets = {"known": fixed_tasks(goals, run.eval_episodes, run.seed, "eval/known")}
-    if env.family and splits.get("heldout"):
-        sets["heldout"] = fixed_tasks(_goals(splits["heldout"]), run.eval_episodes, run.seed, "eval/heldout")
-    return goals, sets
-
-
-def _goals(names: Sequence[str]) -> list[Goal]:
-    specs = [registry.spec(name) for name in names]
-    return [Goal(spec.name, spec.goal, spec.namespace) for spec in specs]
+def _roles(config: Config) -> tuple[str, ...]:
+    return ("actor",) if config.run.method == "baseline" else ("actor", "extractor")
 
 
 def _trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> ActionTrie:
     actions = dict.fromkeys(a for goal in goals for a in registry.spec(goal.env).actions)
     lead = config.env.action_prefix
     return ActionTrie.build([[*codec.encode(lead + action), codec.stop_ids[0]] for action in actions])
-
-
-def actor_prompts(variant: str) -> ActorPrompts:
-    """The actor's prompt texts of a variant. Raises ValueError naming the known ones."""
-    table = json.loads(ACTOR_PROMPTS.read_text(encoding="utf-8"))
-    if variant not in table:
-        raise ValueError(f"actor.prompt={variant!r} is unknown: use one of {sorted(table)}")
-    texts = dict(table[variant])
-    return ActorPrompts(**{**texts, "examples": tuple(tuple(pair) for pair in texts.get("examples", ()))})
-
-
-def extractor_prompts(variant: str) -> ExtractorPrompts:
-    """The extractor's prompt texts of a variant. Raises ValueError naming the known ones."""
-    path = DEFAULT_PROMPTS if variant == "default" else DEFAULT_PROMPTS.with_name(f"extractor_prompts_{variant}.json")
-    if not path.exists():
-        known = sorted(p.stem.removeprefix("extractor_prompts_") for p in path.parent.glob("extractor_prompts_*.json"))
-        raise ValueError(f"extractor.prompt={variant!r} is unknown: use default or one of {known}")
-    return ExtractorPrompts.load(path)
 
 
 def _sampling(role: RoleConfig, codec: ChatCodec, *, seed: int, constrained: bool = False) -> SamplingParams:
@@ -277,14 +230,11 @@ def _sampling(role: RoleConfig, codec: ChatCodec, *, seed: int, constrained: boo
 
 
 def _role(
-    config: Config, name: str, role: RoleConfig, codec: ChatCodec, trie: ActionTrie | None, shell: Shell, stack: contextlib.ExitStack
+    config: Config, name: str, role: RoleConfig, parts: RoleParts, trie: ActionTrie | None, shell: Shell, stack: contextlib.ExitStack
 ) -> Role:
     from crl_jax.serving.jetstream_engine import JetStreamEngine  # imports JetStream, so only where an engine is made
 
-    model = preset(role.model, vocab_size=codec.tokenizer.vocab_size if role.weights == "random" or role.model == "micro" else None)
-    mesh = _mesh(role.mesh)
-    check_divisible(model, mesh)
-    params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"))
+    model, mesh, params = parts.model, parts.mesh, parts.params
     steps = config.run.steps if name == "actor" else max(config.run.steps, 2)
     o = role.optimizer
     optimizer = make_optimizer(
@@ -324,13 +274,6 @@ def _role(
     )
 
 
-def _mesh(m: MeshConfig) -> jax.sharding.Mesh:
-    """The first devices that the axes need; ``data`` 0 takes all that are left."""
-    devices = jax.devices()
-    data = m.data or max(1, len(devices) // (m.fsdp * m.tensor))
-    return make_mesh(data, m.fsdp, m.tensor, devices[: data * m.fsdp * m.tensor])
-
-
 def _objective(config: Config, name: str) -> objective.Objective:
     if name == "actor":
         a = config.actor.loss
@@ -340,12 +283,16 @@ def _objective(config: Config, name: str) -> objective.Objective:
 
 
 def _manager(
-    config: Config, folder: pathlib.Path, sampler: Sampler, codec: ChatCodec, shell: Shell, stack: contextlib.ExitStack
+    config: Config,
+    store: Store,
+    prompts: ExtractorPrompts,
+    sampler: Sampler,
+    codec: ChatCodec,
+    shell: Shell,
+    stack: contextlib.ExitStack,
 ) -> ExperienceManager:
     b, e = config.bank, config.extractor
     embedder = MiniLM()
-    store = Store.open(folder / "bank.sqlite")
-    stack.callback(store.close)
     make_index: functools.partial[Index] = functools.partial(ScannIndex, embedder.dim)
     manager = ExperienceManager(
         store=store,
@@ -357,7 +304,7 @@ def _manager(
         buffer=TrainingBuffer(
             batch_size=e.batch_size, capacity=e.buffer_capacity, max_age_steps=e.max_age_steps, parse_failure_reward=e.parse_failure_reward
         ),
-        prompts=extractor_prompts(e.prompt),
+        prompts=prompts,
         options=ManagerOptions(
             sampling=_sampling(e, codec, seed=derive_seed(config.run.seed, "extractor")),
             diversity=Diversity(

@@ -1,14 +1,15 @@
 """The command line: ``crl COMMAND ...``.
 
-Owns: argument parsing and exit codes (0 done, 1 the run or check failed, 2 wrong usage or configuration).
-Promises: nothing heavy is imported before a command needs it, so ``crl --help`` answers at once; a configuration error is one readable
-message.
+Owns: argument parsing and exit codes (0 done, 1 the run or check failed, 2 wrong usage or configuration, 130 interrupted).
+Promises: nothing heavy is imported before a command needs it, so ``crl --help`` answers at once; an error that a person can
+mend (``errors``) is one readable message.
 Does not: contain logic; each command calls one function.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import pathlib
@@ -21,20 +22,31 @@ if TYPE_CHECKING:
 
 _OVERRIDES = "settings changed for this run, e.g. run.steps=20 actor.optimizer.lr=1e-5"
 
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}  # the disk refuses; no fault of the program
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    from crl_jax.config.parse import ConfigError
+    from crl_jax.errors import UserError
+    from envs.api import EnvUnavailable
 
     args = parser().parse_args(_options_last(sys.argv[1:] if argv is None else argv))
     try:
         return int(args.run(args) or 0)
-    except (ConfigError, FileExistsError) as error:
+    except (UserError, EnvUnavailable) as error:
         print(f"crl: {error}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_code", 1)
     except BrokenPipeError:  # the reader of our output (``head``) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        print(f"crl: {error} (what was saved is kept: make room or correct the folder, then go on with --resume)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("crl: interrupted; a run goes on from its newest checkpoint with --resume", file=sys.stderr)
+        return 130
 
 
 def _options_last(argv: Sequence[str]) -> list[str]:

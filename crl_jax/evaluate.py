@@ -47,11 +47,11 @@ def evaluate(run: Run, *, step: int) -> dict[str, Any]:
 
 
 def main(config: Config, *, step: int | None = None) -> int:
-    """``crl eval``: evaluate the newest (or the given) checkpoint of a run and print the success rates."""
+    """``crl eval``: evaluate the newest (or the given) checkpoint of a run, print the success rates, leave the run's files alone."""
     from crl_jax import build
     from crl_jax.run_state import restore_run
 
-    with build.open_run(config, resume=True) as run:
+    with build.open_run(config, resume=True, read_only=True) as run:
         counters = restore_run(run, step=step)
         for key, value in displayed(evaluate(run, step=counters.step)).items():
             print(f"{key:<44} {value:.3f}")

@@ -48,7 +48,8 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
     """Run ``config`` to its last step and return the run's folder. ``resume`` continues from the newest complete checkpoint, if there is
     one.
 
-    Raises FileExistsError when the folder already holds a run and ``resume`` is False, and whatever error stopped a part of the run.
+    Raises ConfigError when the configuration cannot be run, or the folder holds a run and ``resume`` is False; and whatever error stopped a
+    part of the run.
     """
     spans = Spans()
     with build.open_run(config, resume=resume) as run:

@@ -22,13 +22,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from crl_jax.build import actor_prompts, extractor_prompts
 from crl_jax.experience import extractor
 from crl_jax.learner import objective
 from crl_jax.learner.batching import to_batch
 from crl_jax.learner.optimizer import make_optimizer, make_schedule
 from crl_jax.learner.state import init_state
 from crl_jax.learner.step import make_train_step
+from crl_jax.lookup import actor_prompts, extractor_prompts
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.config import ModelConfig
 from crl_jax.models.load import MICRO_VOCAB, MICRO_WEIGHTS, load_codec

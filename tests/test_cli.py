@@ -1,5 +1,6 @@
 """The command line: answers fast, explains mistakes, calls one function each."""
 
+import errno
 import io
 import pathlib
 import subprocess
@@ -9,11 +10,12 @@ import types
 import pytest
 
 from crl_jax import cli
-from crl_jax.config import Config
+from crl_jax.config import Config, ConfigError
 from crl_jax.config.load import parse_text
 from crl_jax.doctor import Need, conflicts, doctor
 from crl_jax.records import BankOp, OpKind
 from crl_jax.telemetry.tracker import JsonlTracker
+from envs.api import EnvUnavailable
 
 QUICKSTART = str(pathlib.Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")
 
@@ -51,6 +53,37 @@ def test_train_passes_the_configuration_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert cli.main(["train", QUICKSTART, "run.steps=5", "--resume", "--profile-steps", "3:5"]) == 3
     ((config, resume),) = calls
     assert (config.run.steps, config.telemetry.profile_steps, resume) == (5, (3, 5), True)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        pytest.param(ConfigError("fix it"), 2, "crl: fix it\n", id="configuration"),
+        pytest.param(EnvUnavailable("pip install it"), 1, "crl: pip install it\n", id="environment"),
+        pytest.param(OSError(errno.ENOSPC, "No space left on device"), 1, "make room", id="full-disk"),
+        pytest.param(KeyboardInterrupt(), 130, "--resume", id="ctrl-c"),
+    ],
+)
+def test_what_a_person_can_mend_is_said_in_one_line(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train_main(config: Config, *, resume: bool) -> int:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "crl_jax.train", types.SimpleNamespace(main=train_main))
+    assert cli.main(["train", QUICKSTART]) == code
+    text = capsys.readouterr().err
+    assert said in text
+    assert len(text.splitlines()) == 1
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_main(config: Config, *, resume: bool) -> int:
+        raise FileNotFoundError(errno.ENOENT, "a file of the package")
+
+    monkeypatch.setitem(sys.modules, "crl_jax.train", types.SimpleNamespace(main=train_main))
+    with pytest.raises(FileNotFoundError):
+        cli.main(["train", QUICKSTART])
 
 
 def test_report_reads_a_run_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,12 +16,13 @@ import pathlib
 from typing import Any
 
 from crl_jax.checkpoint.paths import inside
+from crl_jax.errors import UserError
 
 NAME = "manifest.json"
 FORMAT = 1
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint that cannot be used as asked; the message names the step and what is wrong."""
 
 

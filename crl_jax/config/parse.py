@@ -16,11 +16,15 @@ import types
 import typing
 from typing import Any, TypeVar, cast
 
+from crl_jax.errors import UserError
+
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A configuration that cannot be used; the message names the key and the fix."""
+
+    exit_code = 2
 
 
 @dataclasses.dataclass(frozen=True)

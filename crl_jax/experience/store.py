@@ -10,6 +10,7 @@ its writer thread).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import sqlite3
@@ -21,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from crl_jax.errors import UserError
 from crl_jax.experience import bank
 from crl_jax.experience.bank import Author, BankState
 from crl_jax.records import BankOp, Experience, Generation, GenerationKind, OpKind, Usage
@@ -49,7 +51,7 @@ CREATE TABLE buffer (id INTEGER PRIMARY KEY CHECK (id = 0), data TEXT NOT NULL);
 """
 
 
-class StoreError(RuntimeError):
+class StoreError(UserError, RuntimeError):
     """The file cannot be used as an experience store; the message says what to do."""
 
 
@@ -110,6 +112,19 @@ class Store:
                 f"{path} is not a usable experience store ({error}): restore a backup, or move it away to start empty"
             ) from error
         return Store(db, str(path))
+
+    @staticmethod
+    def copy_of(path: str | pathlib.Path) -> Store:
+        """A store in memory that starts with what the file holds now and leaves it as it is, also while another process writes it.
+
+        Raises StoreError when there is no usable file.
+        """
+        if not pathlib.Path(path).is_file():
+            raise StoreError(f"{path} does not exist: the bank of this run was moved or deleted; restore it from a backup")
+        with contextlib.closing(Store.open(path)) as source:
+            copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            source._db.backup(copy)
+        return Store(copy, f"the copy of {path}")
 
     def close(self) -> None:
         """Close the file; no other method may be called afterwards."""

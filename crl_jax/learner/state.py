@@ -16,6 +16,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int
 
+from crl_jax.errors import UserError
+
 
 class LearnerState(NamedTuple):
     """``params`` and ``opt_state`` are nested dicts / optax states of arrays; the counters are int32 scalars."""
@@ -37,7 +39,7 @@ def to_host(state: LearnerState) -> LearnerState:
     return jax.tree.map(lambda leaf: np.array(leaf, copy=True), jax.device_get(state))
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(UserError, RuntimeError):
     """Too many updates in a row were refused."""
 
 

@@ -111,8 +111,11 @@ class Collector:
         )
 
     async def _play(self, plans: Sequence[Plan], ask: Ask | None) -> list[Episode]:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._episode(plan, ask)) for plan in plans]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._episode(plan, ask)) for plan in plans]
+        except ExceptionGroup as group:  # one reason says it; every other episode failed for the same one or was cancelled
+            raise group.exceptions[0] from None
         return [task.result() for task in running]
 
     async def _episode(self, plan: Plan, ask: Ask | None) -> Episode:

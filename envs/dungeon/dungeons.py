@@ -61,8 +61,9 @@ def words() -> tuple[str, ...]:
 
 
 def spec(name: str, **options: Any) -> EnvSpec:
-    """Describe a dungeon. Raises TypeError for an unknown option."""
+    """Describe a dungeon. Raises TypeError for an unknown option, ValueError for a size that cannot hold a level."""
     chosen = Options(**options)
+    level.check_size(chosen.kind, chosen.size)
     return EnvSpec(
         name=f"dungeon/{name}",
         family="dungeon",

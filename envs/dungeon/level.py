@@ -54,10 +54,15 @@ class Level:
         return Room(x + x % 2, y + 1 - y % 2, width, height)
 
 
-def design(name: str, *, kind: Kind = "room", size: int = 9, hazards: Hazards = "none") -> Level:
-    """The level of ``name``: a square of ``size`` squares. Raises ValueError for a size that cannot hold it."""
+def check_size(kind: Kind, size: int) -> None:
+    """Raises ValueError for a size that cannot hold a level."""
     if not 6 <= size <= 18 or (kind == "maze" and size % 2 == 0):
         raise ValueError(f"dungeon size {size}: use 6 to 18, odd for a maze")
+
+
+def design(name: str, *, kind: Kind = "room", size: int = 9, hazards: Hazards = "none") -> Level:
+    """The level of ``name``: a square of ``size`` squares. Raises ValueError for a size that cannot hold it."""
+    check_size(kind, size)
     rows = _maze(name, size) if kind == "maze" else (_FLOOR * size,) * size
     column, row = sector(name)
     (x1, x2), (y1, y2) = _third(column, size), _third(row, size)

@@ -76,6 +76,21 @@ def test_replay_and_rewind_equal_the_history(steps, data):
     store.close()
 
 
+def test_a_copy_goes_its_own_way_and_leaves_the_file_alone(tmp_path):
+    store = Store.open(tmp_path / "bank.sqlite")
+    state = write(store, BankState(), BankOp(OpKind.ADD, "kept"), generations=[GENERATION])
+    copy = Store.copy_of(tmp_path / "bank.sqlite")  # while the file is open elsewhere
+    assert ordered(copy.load()) == ordered(state)
+    copy.rewind(0)
+    assert len(copy.load()) == 0
+    assert ordered(store.load()) == ordered(state)
+    copy.close()
+    store.close()
+    with pytest.raises(StoreError, match="does not exist"):
+        Store.copy_of(tmp_path / "other.sqlite")
+    assert not (tmp_path / "other.sqlite").exists()
+
+
 def test_everything_survives_closing(tmp_path):
     store = Store.open(tmp_path / "bank.sqlite", synchronous="full")
     state = write(store, BankState(), BankOp(OpKind.ADD, "été ‹x› 😀"), generations=[GENERATION])

@@ -1,0 +1,133 @@
+"""What the names in a configuration stand for: environments, prompts, tokenizers, models and weights.
+
+Owns: looking all of them up, before a folder is made or anything starts. Promises: a name or option that does not exist, or parts that do
+not fit together, is a ConfigError that names the key. Does not: start or train anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from crl_jax.config.parse import ConfigError
+from crl_jax.config.roles import MeshConfig, RoleConfig
+from crl_jax.config.schema import Config
+from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts
+from crl_jax.models.codec import ChatCodec
+from crl_jax.models.config import ModelConfig
+from crl_jax.models.load import load_codec, load_params
+from crl_jax.models.params import Params
+from crl_jax.models.presets import preset
+from crl_jax.records import Task
+from crl_jax.rollout.agent import ActorPrompts
+from crl_jax.rollout.tasks import Goal, fixed_tasks
+from crl_jax.seeds import derive_seed
+from crl_jax.sharding.mesh import make_mesh
+from crl_jax.sharding.rules import check_divisible
+from envs import registry
+
+ACTOR_PROMPTS = pathlib.Path(__file__).parent / "rollout" / "actor_prompts.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleParts:
+    """What the settings of one role name."""
+
+    codec: ChatCodec
+    model: ModelConfig
+    mesh: jax.sharding.Mesh
+    params: Params
+
+
+def env_options(config: Config) -> dict[str, Any]:
+    """The constructor options of the run's environments."""
+    env = config.env
+    options: dict[str, Any] = {"style": env.style, "grammar": env.action_format, "max_turns": env.max_turns}
+    if env.family == "dungeon":
+        options |= {"hazards": env.hazards} | ({"size": env.size} if env.size else {}) | ({"kind": env.kind} if env.kind else {})
+    return options
+
+
+def tasks(config: Config) -> tuple[list[Goal], dict[str, list[Task]]]:
+    """Training goals and the evaluation sets. Raises ConfigError for environments or options that do not exist."""
+    env, run = config.env, config.run
+    with _about("env.family" if env.family else "env.names"):
+        splits = registry.splits(env.family) if env.family else {"train": env.names}
+        names = splits[env.split if env.split in splits else "train"]
+        for name in names:
+            registry.spec(name)
+    if env.count > len(names):
+        raise ConfigError(f"`env.count`: {env.count}, but there are {len(names)} environments: use 1 to {len(names)}, or 0 for all")
+    with _about("env"):
+        for name in names:
+            registry.spec(name, **env_options(config))
+    goals = _goals(names[: env.count] if env.count else names)
+    sets = {"known": fixed_tasks(goals, run.eval_episodes, run.seed, "eval/known")}
+    if env.family and splits.get("heldout"):
+        sets["heldout"] = fixed_tasks(_goals(splits["heldout"]), run.eval_episodes, run.seed, "eval/heldout")
+    return goals, sets
+
+
+def actor_prompts(variant: str) -> ActorPrompts:
+    """The actor's prompt texts of a variant. Raises ConfigError naming the known ones."""
+    table = json.loads(ACTOR_PROMPTS.read_text(encoding="utf-8"))
+    if variant not in table:
+        raise ConfigError(f"actor.prompt={variant!r} is unknown: use one of {sorted(table)}")
+    texts = dict(table[variant])
+    return ActorPrompts(**{**texts, "examples": tuple(tuple(pair) for pair in texts.get("examples", ()))})
+
+
+def extractor_prompts(variant: str) -> ExtractorPrompts:
+    """The extractor's prompt texts of a variant. Raises ConfigError naming the known ones."""
+    path = DEFAULT_PROMPTS if variant == "default" else DEFAULT_PROMPTS.with_name(f"extractor_prompts_{variant}.json")
+    if not path.exists():
+        known = sorted(p.stem.removeprefix("extractor_prompts_") for p in path.parent.glob("extractor_prompts_*.json"))
+        raise ConfigError(f"extractor.prompt={variant!r} is unknown: use default or one of {known}")
+    return ExtractorPrompts.load(path)
+
+
+def role_parts(config: Config, name: str) -> RoleParts:
+    """Tokenizer, model, mesh and weights of the ``actor`` or the ``extractor``. Raises ConfigError when one is missing or does not fit."""
+    role: RoleConfig = config.actor if name == "actor" else config.extractor
+    with _about(f"{name}.tokenizer"):
+        codec = load_codec(role.tokenizer)
+    with _about(f"{name}.model"):
+        model = preset(role.model, vocab_size=codec.tokenizer.vocab_size if role.weights == "random" or role.model == "micro" else None)
+    if codec.tokenizer.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"`{name}.tokenizer`: {role.tokenizer} has {codec.tokenizer.vocab_size} ids, model {role.model} only {model.vocab_size}: "
+            "use the tokenizer the weights were trained with"
+        )
+    with _about(f"{name}.mesh"):
+        mesh = _mesh(role.mesh)
+        check_divisible(model, mesh)
+    with _about(f"{name}.weights"):
+        params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"))
+    return RoleParts(codec, model, mesh, params)
+
+
+@contextlib.contextmanager
+def _about(key: str) -> Iterator[None]:
+    """What looking up the value of ``key`` raises is a mistake in the configuration."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise ConfigError(f"`{key}`: {error.args[0] if isinstance(error, KeyError) else error}") from error
+
+
+def _goals(names: Sequence[str]) -> list[Goal]:
+    specs = [registry.spec(name) for name in names]
+    return [Goal(spec.name, spec.goal, spec.namespace) for spec in specs]
+
+
+def _mesh(m: MeshConfig) -> jax.sharding.Mesh:
+    """The first devices that the axes need; ``data`` 0 takes all that are left."""
+    devices = jax.devices()
+    data = m.data or max(1, len(devices) // (m.fsdp * m.tensor))
+    return make_mesh(data, m.fsdp, m.tensor, devices[: data * m.fsdp * m.tensor])

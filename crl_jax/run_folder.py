@@ -1,0 +1,64 @@
+"""The folder of a run: whose it is and what may be done with it.
+
+Owns: ``dir/name``, its ``config.yaml`` and its lock. Promises: one process trains in a folder at a time, also after a kill (the lock goes
+with the process); a start that failed leaves the folder free for the next try. Does not: know what the files hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import pathlib
+from collections.abc import Iterator
+
+from crl_jax.checkpoint.store import latest
+from crl_jax.config.load import to_yaml
+from crl_jax.config.parse import ConfigError
+from crl_jax.config.schema import Config
+
+CONFIG = "config.yaml"
+
+
+def of(config: Config) -> pathlib.Path:
+    """Where the files of the run lie."""
+    return pathlib.Path(config.run.dir) / config.run.name
+
+
+@contextlib.contextmanager
+def claim(config: Config, *, resume: bool) -> Iterator[pathlib.Path]:
+    """The run's folder, made if needed and locked inside the block.
+
+    Raises ConfigError when it cannot be written, another process trains in it, or it holds a run and ``resume`` is False.
+    """
+    folder = of(config)
+    if not resume and _holds_run(folder):
+        raise ConfigError(f"{folder} already holds a run: add --resume to continue it, choose another run.name, or delete the folder")
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / "lock").open("a"))
+        except OSError as error:
+            raise ConfigError(f"cannot write in {folder} ({error.strerror}): set run.dir to a folder you may write in") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another process is training in {folder}: wait for its end or choose another run.name") from error
+        yield folder
+
+
+def existing(config: Config) -> pathlib.Path:
+    """The run's folder, to read a checkpoint from. Raises ConfigError when there is none."""
+    folder = of(config)
+    if latest(folder / "checkpoints") is None:
+        raise ConfigError(f"{folder} holds no complete checkpoint: train the run first, or correct run.dir and run.name")
+    return folder
+
+
+def write_config(folder: pathlib.Path, config: Config) -> None:
+    """Keep the resolved configuration. From then on the folder holds a run, so call it when everything has started."""
+    (folder / CONFIG).write_text(to_yaml(config), encoding="utf-8")
+
+
+def _holds_run(folder: pathlib.Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    return (folder / CONFIG).exists() or (metrics.exists() and metrics.stat().st_size > 0)

@@ -1,0 +1,58 @@
+"""Names in a configuration: what does not exist or does not fit is said before anything starts."""
+
+import pytest
+
+from crl_jax import lookup
+from crl_jax.config import Config, ConfigError
+from crl_jax.config.load import parse_text
+
+
+def config(*overrides: str) -> Config:
+    return parse_text("env: {family: dungeon}\nactor: {weights: builtin:micro}\n", overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        pytest.param(["env.family=castle"], "`env.family`: no environment family 'castle'", id="family"),
+        pytest.param(["env.family=", "env.names=[dungeon/amber_celar]"], "dungeon/amber_cellar", id="name"),
+        pytest.param(["env.count=99"], "use 1 to 36, or 0 for all", id="count"),
+        pytest.param(["env.size=2"], "use 6 to 18", id="size"),
+        pytest.param(["env.size=8", "env.kind=maze"], "odd for a maze", id="maze"),
+    ],
+)
+def test_environments_that_do_not_exist(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match="`env") as error:
+        lookup.tasks(config(*overrides))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        pytest.param("actor.model=huge", "`actor.model`: unknown model preset `huge`", id="model"),
+        pytest.param("actor.weights=/none.safetensors", "`actor.weights`", id="weights"),
+        pytest.param("actor.tokenizer=/none.txt", "`actor.tokenizer`", id="tokenizer"),
+        pytest.param("actor.mesh.data=64", "`actor.mesh`: mesh data=64", id="mesh"),
+        pytest.param("actor.model=tiny", "model tiny only 64", id="tokenizer-of-a-larger-vocabulary"),
+    ],
+)
+def test_models_that_do_not_exist_or_do_not_fit(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        lookup.role_parts(config(override), "actor")
+    assert message in str(error.value)
+
+
+def test_prompts_that_do_not_exist() -> None:
+    with pytest.raises(ConfigError, match="use one of"):
+        lookup.actor_prompts("none")
+    with pytest.raises(ConfigError, match="use default or one of"):
+        lookup.extractor_prompts("none")
+
+
+def test_what_exists_is_found() -> None:
+    goals, sets = lookup.tasks(config("env.count=2"))
+    assert len(goals) == 2
+    assert set(sets) == {"known", "heldout"}
+    parts = lookup.role_parts(config(), "actor")
+    assert parts.codec.tokenizer.vocab_size == parts.model.vocab_size
