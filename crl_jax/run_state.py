@@ -59,17 +59,24 @@ def save_run(run: Run, counters: RunCounters) -> None:
 def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
     """Continue from the newest complete checkpoint (or that of ``step``); from the start when there is none.
 
-    Raises CheckpointError for a missing ``step`` or for a checkpoint of another method.
+    Raises CheckpointError for a missing ``step`` or for a checkpoint of another method or seed.
     """
     root = run.folder / "checkpoints"
     step = checkpoints.latest(root) if step is None else step
     if step is None:
+        if run.manager is not None:  # killed before its first checkpoint: an evaluation or a few steps may have been played
+            run.shell.call(run.manager.restart(rewind=run.config.run.sync), run.collect_deadline_s, "emptying the bank")
         return RunCounters()
     roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
     saved = checkpoints.read_records(root, step)["run"]
     if saved["method"] != run.config.run.method:
         raise checkpoints.CheckpointError(
             f"{root} holds a {saved['method']} run, the configuration says {run.config.run.method}: choose another run.name"
+        )
+    if saved["seed"] != run.config.run.seed:
+        raise checkpoints.CheckpointError(
+            f"{root} holds a run of seed {saved['seed']}, the configuration says {run.config.run.seed}: set run.seed={saved['seed']}, "
+            "or choose another run.name"
         )
     found = checkpoints.restore(root, step, {name: role.state for name, role in roles.items()})
     for name, role in roles.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -294,6 +295,11 @@ class ExperienceManager:
         self.step = int(saved["step"])
         self.buffer.restore(str(saved["buffer"]))
         self._reader.clear()
+
+    async def restart(self, *, rewind: bool = True) -> None:
+        """Begin at step 0 where no `checkpoint` was made: an empty training buffer and, with ``rewind``, an empty bank."""
+        empty = json.dumps({"waiting": [], "trained": [], "counts": {}})
+        await self.restore({"revision": 0, "step": 0, "buffer": empty}, rewind=rewind)
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now. Sums and counts, never means: ``search_latency_s`` is over ``searches``."""

@@ -760,4 +760,15 @@ def test_waits_that_end_say_what_was_late():
             gate.set()
             manager._search._timeout_s = manager._thread._timeout_s = 60.0
 
+
+@pytest.mark.parametrize("rewind", [True, False])
+def test_a_run_killed_before_its_first_checkpoint_starts_over(rewind):
+    async def story():
+        buffer = TrainingBuffer(batch_size=2, capacity=64)
+        async with build(buffer=buffer) as manager:
+            await teach(manager, "lesson of the first try")
+            buffer.fail("g", step=3)
+            await manager.restart(rewind=rewind)
+            assert (len(manager.state), manager.step, len(manager.buffer)) == (0 if rewind else 1, 0, 0)
+
     run(story())
