@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import math
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from crl_jax.config import load
+from crl_jax.config import ConfigError, load
 from crl_jax.config.schema import Config
+from crl_jax.errors import UserError
 from crl_jax.telemetry.result import Result, emit
-from crl_jax.telemetry.tracker import read_jsonl
+from crl_jax.telemetry.tracker import MetricsError, read_jsonl
+from envs import registry
 
 METHODS = ("complementary", "baseline", "static", "exp_only")
 LINES = {  # line in the plot -> (method, evaluated with or without experience)
@@ -33,6 +38,10 @@ LINES = {  # line in the plot -> (method, evaluated with or without experience)
     "complementary, without": ("complementary", "without"),
 }
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # two-sided Student t for n seeds
+
+
+class StudyError(UserError, RuntimeError):
+    """Runs of the study failed; the message names their logs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,32 +73,64 @@ def run_dir(config: Config) -> pathlib.Path:
 
 
 def run_missing(config_file: pathlib.Path, overrides: Sequence[str], methods: Sequence[str], seeds: Sequence[int], jobs: int) -> None:
-    """Run or resume every (method, seed) that is not finished, ``jobs`` at a time, each in its own process. Raises when one of them
-    fails."""
+    """Run or resume every (method, seed) that is not finished, ``jobs`` at a time, each in its own process.
+
+    Raises ConfigError before the first one starts, StudyError at the end when some failed. Interrupted or terminated, it ends its runs.
+    """
     config = load(config_file, overrides)
+    folder = run_dir(config)
+    settings = {(m, s): _settings(folder, overrides, m, s) for m in methods for s in seeds}
+    for arguments in settings.values():
+        load(config_file, arguments)
+    running: set[subprocess.Popen[bytes]] = set()
+    stopping = threading.Event()
 
     def one(method: str, seed: int) -> str:
-        name, folder = f"{method}-s{seed}", run_dir(config)
-        if _finished(folder / name, config.run.steps):
-            return f"{name}: already finished"
-        arguments = [*overrides, f"run.dir={folder}", f"run.name={name}", f"run.method={method}", f"run.seed={seed}"]
-        if method == "baseline":
-            arguments.append("ask.enabled=false")
-        command = [sys.executable, "-m", "crl_jax.cli", "train", str(config_file), *arguments]
-        if (folder / name / "metrics.jsonl").exists():
+        own = folder / f"{method}-s{seed}"
+        if _finished(own, config.run.steps):
+            return f"{own.name}: already finished"
+        command = [sys.executable, "-m", "crl_jax.cli", "train", str(config_file), *settings[method, seed]]
+        if (own / "metrics.jsonl").exists():
             command.append("--resume")
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        with (folder / name / "log.txt").open("a", encoding="utf-8") as log:
-            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
-        return f"{name}: done"
+        own.mkdir(parents=True, exist_ok=True)
+        with (own / "log.txt").open("a", encoding="utf-8") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+            running.add(process)
+            if stopping.is_set():
+                process.terminate()
+            code = process.wait()
+            running.discard(process)
+        if code:
+            raise StudyError(f"{own.name} ended with exit code {code}: see {own / 'log.txt'}")
+        return f"{own.name}: done"
 
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for done in concurrent.futures.as_completed([pool.submit(one, method, seed) for method in methods for seed in seeds]):
-            print(done.result(), flush=True)
+    failed: list[str] = []
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        for done in concurrent.futures.as_completed([pool.submit(one, *run) for run in settings]):
+            try:
+                print(done.result(), flush=True)
+            except StudyError as error:
+                failed.append(str(error))
+                print(error, flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        stopping.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(running):
+            process.terminate()
+        pool.shutdown()
+    if failed:
+        raise StudyError("\n".join([*failed, "mend the cause and start the study again: finished runs are kept, these are resumed"]))
+
+
+def _settings(folder: pathlib.Path, overrides: Sequence[str], method: str, seed: int) -> list[str]:
+    own = [f"run.dir={folder}", f"run.name={method}-s{seed}", f"run.method={method}", f"run.seed={seed}"]
+    return [*overrides, *own, *(["ask.enabled=false"] if method == "baseline" else [])]
 
 
 def read_curve(metrics_file: pathlib.Path, key: str) -> Curve:
-    """The evaluations logged under ``key``. Raises ValueError when there are fewer than two."""
+    """The evaluations logged under ``key``. Raises MetricsError when there are fewer than two."""
     steps: dict[int, float] = {0: 0.0}
     found: dict[int, float] = {}
     for row in read_jsonl(metrics_file):
@@ -99,7 +140,9 @@ def read_curve(metrics_file: pathlib.Path, key: str) -> Curve:
             found[int(row["step"])] = float(row[key])
     at = sorted(step for step in found if step in steps)
     if len(at) < 2:
-        raise ValueError(f"{metrics_file} has {len(at)} evaluations of {key}: two or more are needed (run.eval_every)")
+        raise MetricsError(
+            f"{metrics_file} has {len(at)} evaluations of {key}: two or more are needed (run.eval_every, run.eval_modes, run.eval_episodes)"
+        )
     return Curve(np.array([steps[s] for s in at]), np.array([found[s] for s in at]))
 
 
@@ -158,25 +201,46 @@ def main(
     config_file: pathlib.Path, overrides: Sequence[str], *, methods: Sequence[str], seeds: Sequence[int], jobs: int, out: pathlib.Path
 ) -> int:
     """``crl study``: run what is missing, compare, write ``out`` (JSON) and a plot beside it; returns the exit code."""
+    config = load(config_file, overrides)
+    _check(config, methods, seeds, jobs)
     run_missing(config_file, overrides, methods, seeds, jobs)
-    folder = run_dir(load(config_file, overrides))
-    tables = {tasks: compare(folder, methods, seeds, tasks=tasks) for tasks in ("known", "heldout")}
+    family = config.env.family
+    sets = ("known", "heldout") if family and registry.splits(family).get("heldout") else ("known",)
+    tables = {tasks: compare(run_dir(config), methods, seeds, tasks=tasks) for tasks in sets}
     for tasks, table in tables.items():
         plot(table, out.with_name(f"{out.stem}_{tasks}.png"))
         print(f"\n{tasks} dungeons, up to {table['env_steps']:.0f} environment steps, seeds {list(seeds)}")
         for line, row in table["lines"].items():
             print(f"  {line:<34} area {_pm(row['area'])}   start {_pm(row['start'])}   final {_pm(row['final'])}")
     lines = tables["known"]["lines"]
-    ours, theirs = lines["complementary, with experience"]["area_by_seed"], lines["baseline"]["area_by_seed"]
-    gain, half = interval([ours[s] - theirs[s] for s in seeds])
+    gain, half = math.nan, math.nan
+    if "complementary" in methods and "baseline" in methods:
+        ours, theirs = lines["complementary, with experience"]["area_by_seed"], lines["baseline"]["area_by_seed"]
+        gain, half = interval([ours[s] - theirs[s] for s in seeds])
     details = {"seeds": list(seeds), "gain_half_width_95": half, **tables}
-    emit(Result("study_micro_area_gain_over_baseline", gain, "success rate", "> 0", gain > 0, details=details), out)
+    emit(
+        Result("study_micro_area_gain_over_baseline", gain, "success rate", "> 0", None if math.isnan(gain) else gain > 0, details=details),
+        out,
+    )
     return 0
+
+
+def _check(config: Config, methods: Sequence[str], seeds: Sequence[int], jobs: int) -> None:
+    """Raises ConfigError for what would only be noticed when all runs are done."""
+    unknown = [method for method in methods if method not in METHODS]
+    if unknown or not methods or not seeds or len({*methods}) < len(methods) or len({*seeds}) < len(seeds):
+        raise ConfigError(f"methods {list(methods)}, seeds {list(seeds)}: name each once, methods of {', '.join(METHODS)}")
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: use 1 or more")
+    if "sampled" not in config.run.eval_modes or not config.run.eval_episodes or not config.telemetry.jsonl:
+        raise ConfigError(
+            "a study compares sampled evaluations: add sampled to run.eval_modes, set run.eval_episodes above 0 and telemetry.jsonl=true"
+        )
 
 
 def _finished(folder: pathlib.Path, steps: int) -> bool:
     metrics = folder / "metrics.jsonl"
-    return metrics.exists() and any(int(row["step"]) == steps and "env_steps" in row for row in read_jsonl(metrics))
+    return metrics.exists() and any(row.get("step") == steps and "env_steps" in row for row in read_jsonl(metrics))
 
 
 def _mean_pm(values: Sequence[float]) -> tuple[float, float]:
