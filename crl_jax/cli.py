@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     warm.add_argument("options", nargs="*", metavar="key=value", help="fields of the recipe, e.g. steps=260 seed=0")
     study = _with_config(_command(commands, "study", _study, "run several methods and seeds and compare them"))
     study.add_argument("--methods", default="complementary,baseline,static,exp_only", help="comma-separated")
-    study.add_argument("--seeds", default="0,1,2", help="comma-separated")
+    study.add_argument("--seeds", default="0,1,2", type=_integers, help="comma-separated")
     study.add_argument("--jobs", type=int, default=1, help="runs at a time")
     study.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("docs/results/study_micro.json"), help="result file; a plot is put beside it"
@@ -127,6 +127,13 @@ def _with_config(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return command
 
 
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: write numbers with commas between them, e.g. 0,1,2") from None
+
+
 def _load(args: argparse.Namespace, *more: str) -> Config:
     from crl_jax.config import load
 
@@ -156,9 +163,8 @@ def _warmstart(args: argparse.Namespace) -> int:
 
 
 def _study(args: argparse.Namespace) -> int:
-    seeds = [int(seed) for seed in args.seeds.split(",")]
     study = importlib.import_module("crl_jax.study")
-    return study.main(args.config, args.overrides, methods=args.methods.split(","), seeds=seeds, jobs=args.jobs, out=args.out)
+    return study.main(args.config, args.overrides, methods=args.methods.split(","), seeds=args.seeds, jobs=args.jobs, out=args.out)
 
 
 def _report(args: argparse.Namespace) -> int:

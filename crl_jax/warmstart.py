@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from crl_jax.config.parse import ConfigError
 from crl_jax.experience import extractor
 from crl_jax.learner import objective
 from crl_jax.learner.batching import to_batch
@@ -362,9 +363,15 @@ def main(options: Sequence[str], *, path: pathlib.Path | None = None) -> int:
     for option in options:
         key, _, value = option.partition("=")
         if key not in fields:
-            raise ValueError(f"{key!r} is no field of the recipe: use one of {sorted(fields)}")
-        chosen[key] = fields[key](value)
+            raise ConfigError(f"{key!r} is no field of the recipe: use one of {sorted(fields)}")
+        try:
+            chosen[key] = fields[key](value)
+        except ValueError as error:
+            raise ConfigError(f"{option!r}: {key} is a number, e.g. {key}={getattr(Recipe, key)}") from error
     recipe, target = Recipe(**chosen), path or MICRO_WEIGHTS
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".json").open("a"):  # a place that cannot be written is found before the work
+        pass
     losses = warmstart(target, recipe)
     command = " ".join(["crl", "warmstart", *options])
     note = {"command": command, "recipe": dataclasses.asdict(recipe), "loss": losses, "vocabulary": MICRO_VOCAB.name}

@@ -99,6 +99,28 @@ def test_report_reads_a_run_folder(tmp_path: pathlib.Path, capsys: pytest.Captur
     assert (tmp_path / "r.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        pytest.param("", "holds no step yet", id="empty"),
+        pytest.param('{"kind": "metrics"}\n', "holds no step yet", id="no-step"),
+        pytest.param("garbage\n", "metrics.jsonl:1 is no metrics line", id="garbage"),
+    ],
+)
+def test_a_broken_metrics_file_is_explained(metrics: str, said: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", ["", "run: [", "run: {}", "[]"])
+def test_a_report_needs_no_readable_configuration(config: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "metrics", "step": 1, "success/free": 0.5}\n{"step": 2, "ki')
+    (tmp_path / "config.yaml").write_text(config)
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "1 steps" in capsys.readouterr().out
+
+
 def test_envs_are_listed_and_unknown_ones_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["envs", "ls", "dungeon/"]) == 0
     assert "dungeon/amber_cellar" in capsys.readouterr().out

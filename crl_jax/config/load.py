@@ -69,6 +69,8 @@ def _read(path: pathlib.Path, above: tuple[pathlib.Path, ...]) -> Tree:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text: give a YAML file") from error
     return _with_base(_tree(text, str(path)), path.parent, (*above, resolved))
 
 
@@ -77,7 +79,9 @@ def _with_base(tree: Tree, folder: pathlib.Path, above: tuple[pathlib.Path, ...]
     if base is None:
         return tree
     if not (isinstance(base, Leaf) and isinstance(base.value, str)):
-        raise ConfigError(f"`base` expects the name of a YAML file beside this one, got {base!r}")
+        raise ConfigError(
+            f"`base` expects the name of a YAML file beside this one, got {base.value if isinstance(base, Leaf) else 'a section'!r}"
+        )
     return merge(_read(folder / base.value, above), tree)
 
 
@@ -100,8 +104,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, name: str) -> Tree:
     for key_node, value_node in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
         place = f"{name}:{key_node.start_mark.line + 1}"
         key = cast(str, key_node.value)
-        if not isinstance(key_node, yaml.ScalarNode) or key in tree:
-            raise ConfigError(f"{place}: `{key}` is repeated or is not a plain key")
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{place}: a key must be a plain word")
+        if key in tree:
+            raise ConfigError(f"{place}: `{key}` is repeated")
         if isinstance(value_node, yaml.MappingNode):
             tree[key] = _mapping(loader, value_node, name)
         else:

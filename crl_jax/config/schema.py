@@ -33,7 +33,7 @@ class RunConfig:
     max_lag: int = 1  # newest weight version minus the version an episode started with, at most; 0 = on-policy
     method: Method = "complementary"
     sync: bool = False  # True: collect, learn and distil in turn; a seed then fixes every number
-    eval_every: int = 16  # steps; 0 = never
+    eval_every: int = 16  # steps, besides the start and the end; 0 = only then
     eval_episodes: int = 64
     eval_modes: tuple[Literal["greedy", "sampled"], ...] = ("greedy", "sampled")
     save_every: int = 16  # steps; 0 = only at the end

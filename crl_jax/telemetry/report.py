@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from crl_jax.telemetry.result import Result, emit
-from crl_jax.telemetry.tracker import read_jsonl
+from crl_jax.telemetry.tracker import MetricsError, read_jsonl
 
 Row = dict[str, Any]
 _EVAL = re.compile(r"eval/(?P<tasks>[^/]+)/(?P<kind>with|without)/(?P<mode>[^/]+)")
@@ -68,13 +68,13 @@ class Report:
 
 
 def make_report(metrics_file: pathlib.Path, *, name: str, seed: int | None = None, buckets: int = 6) -> Report:
-    """Summarises a metrics file. Raises FileNotFoundError, or ValueError when no step was logged."""
+    """Summarises a metrics file. Raises FileNotFoundError, or MetricsError when no step was logged."""
     by_step: dict[int, Row] = {}
     for row in read_jsonl(metrics_file):
-        if row.get("kind") == "metrics":
+        if row.get("kind") == "metrics" and "step" in row:
             by_step.setdefault(int(row["step"]), {}).update(row)
     if not by_step:
-        raise ValueError(f"{metrics_file} holds no step yet")
+        raise MetricsError(f"{metrics_file} holds no step yet: wait for the first one, or see what the run printed")
     rows = [by_step[step] for step in sorted(by_step)]
     training = [r for r in rows if "success/guided" in r or "success/free" in r]
     parts = tuple(_bucket(part) for part in _split(training, buckets))
@@ -190,6 +190,7 @@ def _result(report: Report) -> Result:
 
 
 def _seed(config_file: pathlib.Path) -> int | None:
-    if not config_file.exists():
+    try:
+        return int(yaml.safe_load(config_file.read_text(encoding="utf-8"))["run"]["seed"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):  # a report needs the metrics alone
         return None
-    return int(yaml.safe_load(config_file.read_text(encoding="utf-8"))["run"]["seed"])

@@ -15,9 +15,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from crl_jax.errors import UserError
 from crl_jax.records import Sum
 
 Scalar = float | int | Sum
+
+
+class MetricsError(UserError, ValueError):
+    """A metrics file that cannot be summarised; the message says why."""
 
 
 class Tracker(Protocol):
@@ -138,7 +143,7 @@ def displayed(metrics: Mapping[str, Scalar]) -> dict[str, float]:
 def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
     """The rows of a metrics file in file order. A torn last line is dropped.
 
-    A step that was run again after a resume appears twice; the later row counts (``report`` uses it). Raises ValueError for a broken line
+    A step that was run again after a resume appears twice; the later row counts (``report`` uses it). Raises MetricsError for a broken line
     that is not the last one and does not look torn (it is no prefix of an object).
     """
     rows: list[dict[str, Any]] = []
@@ -148,7 +153,7 @@ def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             if line.startswith("{") and not line.endswith("}"):
                 continue  # torn by a kill; a resumed run went on below it
-            raise ValueError(f"{path}:{number} is no metrics line: {line[:60]!r}") from None
+            raise MetricsError(f"{path}:{number} is no metrics line: {line[:60]!r}; remove the line, the rest is kept") from None
         rows.append({k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in row.items()} if isinstance(row, dict) else {})
     return rows
 

@@ -49,6 +49,8 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("run.name=a/../../b", "must stay inside run.dir", id="Z06-inner"),
         pytest.param("run.dir=runs/../..", "without", id="Z06-dir"),
         pytest.param("telemetry.profile_steps=[5,5]", "must not be empty", id="profile"),
+        pytest.param("actor.chunk_buckets=[]", "at least one size", id="no-chunk-bucket"),
+        pytest.param("extractor.row_buckets=[0]", "`extractor.chunk_buckets`: needs at least one size", id="empty-row-bucket"),
         pytest.param("bank.merge_chunk=1", "2 or more entries", id="merge"),
     ],
 )

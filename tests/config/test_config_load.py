@@ -72,6 +72,12 @@ def test_overrides_win_left_to_right_over_file_over_base(tmp_path: pathlib.Path)
     assert (config.run.steps, config.run.seed, config.run.name, config.env.family) == (4, 1, "t", "dungeon")
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="no UTF-8 text"):
+        load(tmp_path / "x.yaml")
+
+
 def test_include_cycles_and_missing_files_are_errors(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text("base: b.yaml\n")
     (tmp_path / "b.yaml").write_text("base: a.yaml\n")
