@@ -10,6 +10,7 @@ Does not: save in the background. A save is short beside a step, and the caller 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import pathlib
 import re
@@ -17,6 +18,8 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from crl_jax.checkpoint import manifest as manifests
 from crl_jax.checkpoint.arrays import read_tree, write_tree
@@ -53,6 +56,7 @@ def save(
         raise CheckpointError(f"step {step} is already saved in {root}: a finished checkpoint is never overwritten")
     if folder.exists():
         shutil.rmtree(folder)
+    _require_space(root, arrays)
     (folder / "records").mkdir(parents=True)
     (folder / "arrays").mkdir()
     digests: dict[str, str] = {}
@@ -119,6 +123,15 @@ def prune(root: pathlib.Path, keep_last: int) -> list[int]:
         (folder / manifests.NAME).unlink(missing_ok=True)  # first, so a kill in between leaves a half-written step, not a damaged one
         shutil.rmtree(folder)
     return doomed
+
+
+def _require_space(root: pathlib.Path, arrays: Mapping[str, Any]) -> None:
+    """Raises OSError while the disk is too full for ``arrays``: half-way through, the array writer's own errors name no cause."""
+    needed = sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "dtype"))
+    root.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"a checkpoint needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free", str(root))
 
 
 def _folder(root: pathlib.Path, step: int) -> pathlib.Path:

@@ -1,8 +1,10 @@
 """Checkpoints: commit point, kills, templates, donation, foreign files."""
 
+import errno
 import json
 import pathlib
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +96,14 @@ def test_K04_a_save_that_fails_raises_in_the_caller(tmp_path: pathlib.Path) -> N
     with pytest.raises(TypeError, match="JSON"):
         save(tmp_path / "c", 1, {}, {"r": object()})
     assert latest(tmp_path / "c") is None
+
+
+def test_a_full_disk_is_named_before_anything_is_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1))
+    with pytest.raises(OSError, match="a checkpoint needs") as error:
+        save(tmp_path, 1, {"actor": tree()}, {})
+    assert error.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_K06_missing_and_extra_leaves_are_named(root: pathlib.Path) -> None:
