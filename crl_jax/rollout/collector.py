@@ -1,7 +1,8 @@
 """The collector: whole groups of episodes, guided and free, many at once.
 
 Owns: which members of a group are guided (by id, never by position in a result list), retrieval at episode start, and the pool of
-environment leases. Promises: a batch is complete or raises; free episodes never touch the bank; evaluation reads the bank without
+environment leases. Promises: a batch is complete or raises, and
+one in which nobody could begin raises; free episodes never touch the bank; evaluation reads the bank without
 counting. Does not: learn, or decide when to start (admission is the caller's).
 """
 
@@ -12,10 +13,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from crl_jax.errors import UserError
 from crl_jax.records import Condition, Episode, Group, SamplingParams, Task
 from crl_jax.rollout.agent import ActorPrompts, Answer, Ask, Codec, EpisodeSampler, Plan, run_episode
-from crl_jax.rollout.pool import EnvError, EnvPool
+from crl_jax.rollout.pool import EnvError, EnvPool, Lease
 from crl_jax.seeds import derive_seed
+
+
+class PromptTooLong(UserError, RuntimeError):
+    """No episode of a batch could begin."""
 
 
 class Bank(Protocol):
@@ -116,13 +122,27 @@ class Collector:
                 running = [tasks.create_task(self._episode(plan, ask)) for plan in plans]
         except ExceptionGroup as group:  # one reason says it; every other episode failed for the same one or was cancelled
             raise group.exceptions[0] from None
-        return [task.result() for task in running]
+        episodes = [task.result() for task in running]
+        if episodes and not any(episode.turns or episode.reward is None for episode in episodes):
+            used, room, reply = len(episodes[0].log), self.sampler.max_length, self.settings.sampling.max_new_tokens
+            raise PromptTooLong(
+                f"no episode had a turn: a prompt of {used} tokens leaves no room for a reply of {reply} in actor.max_length {room}: "
+                f"set actor.max_length above {used + reply}, or actor.sampling.max_new_tokens lower"
+            )
+        return episodes
 
     async def _episode(self, plan: Plan, ask: Ask | None) -> Episode:
-        lease = await self.pool.lease(plan.task.env, self.settings.env_options)
+        lease = await self._lease(plan.task.env)
         try:
             return await run_episode(
                 plan, env=lease, sampler=self.sampler, codec=self.codec, prompts=self.prompts, ask=ask, env_errors=(EnvError,)
             )
         finally:
             await lease.release()
+
+    async def _lease(self, env: str) -> Lease:
+        """An environment. A worker that died meanwhile has been replaced, so one more try finds the new one."""
+        try:
+            return await self.pool.lease(env, self.settings.env_options)
+        except EnvError:
+            return await self.pool.lease(env, self.settings.env_options)
