@@ -30,6 +30,7 @@ from crl_jax.experience.index import Index
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.scann_index import ScannIndex
+from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Store
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.learner import objective
@@ -174,7 +175,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         extractor, manager = None, None
         if "extractor" in parts:
             extractor = _role(config, "extractor", config.extractor, parts["extractor"], None, shell, stack)
-            store = Store.copy_of(folder / BANK_FILE) if read_only else Store.open(folder / BANK_FILE)
+            store = copy_of(folder / BANK_FILE) if read_only else Store.open(folder / BANK_FILE)
             stack.callback(store.close)
             manager = _manager(config, store, lessons, extractor.sampler, parts["extractor"].codec, shell, stack)
         pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)

@@ -1,6 +1,7 @@
 """The comparison of a study: areas, intervals, and reading curves from metrics files."""
 
 import json
+import os
 import signal
 import sys
 
@@ -89,7 +90,7 @@ def test_a_failed_run_stops_no_other_and_is_named_with_its_log(recipe, tmp_path,
 
 def test_an_interrupted_study_ends_its_runs_and_starts_no_more(recipe, tmp_path, monkeypatch):
     program = tmp_path / "train"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.write_text("#!/bin/sh\nexec sleep 20\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     started = []
@@ -97,7 +98,7 @@ def test_an_interrupted_study_ends_its_runs_and_starts_no_more(recipe, tmp_path,
 
     def start(*args, **kwargs):
         started.append(popen(*args, **kwargs))
-        signal.raise_signal(signal.SIGTERM)  # handled by the main thread
+        os.kill(os.getpid(), signal.SIGTERM)  # to the process, so that it wakes the main thread
         return started[-1]
 
     monkeypatch.setattr(study.subprocess, "Popen", start)

@@ -10,7 +10,6 @@ its writer thread).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
 import sqlite3
@@ -112,19 +111,6 @@ class Store:
                 f"{path} is not a usable experience store ({error}): restore a backup, or move it away to start empty"
             ) from error
         return Store(db, str(path))
-
-    @staticmethod
-    def copy_of(path: str | pathlib.Path) -> Store:
-        """A store in memory that starts with what the file holds now and leaves it as it is, also while another process writes it.
-
-        Raises StoreError when there is no usable file.
-        """
-        if not pathlib.Path(path).is_file():
-            raise StoreError(f"{path} does not exist: the bank of this run was moved or deleted; restore it from a backup")
-        with contextlib.closing(Store.open(path)) as source:
-            copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            source._db.backup(copy)
-        return Store(copy, f"the copy of {path}")
 
     def close(self) -> None:
         """Close the file; no other method may be called afterwards."""

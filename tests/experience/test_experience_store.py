@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from crl_jax.experience import bank
 from crl_jax.experience.bank import Author, BankState
+from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Change, Observation, Store, StoreError
 from crl_jax.records import BankOp, Generation, GenerationKind, OpKind
 
@@ -79,7 +80,7 @@ def test_replay_and_rewind_equal_the_history(steps, data):
 def test_a_copy_goes_its_own_way_and_leaves_the_file_alone(tmp_path):
     store = Store.open(tmp_path / "bank.sqlite")
     state = write(store, BankState(), BankOp(OpKind.ADD, "kept"), generations=[GENERATION])
-    copy = Store.copy_of(tmp_path / "bank.sqlite")  # while the file is open elsewhere
+    copy = copy_of(tmp_path / "bank.sqlite")  # while the file is open elsewhere
     assert ordered(copy.load()) == ordered(state)
     copy.rewind(0)
     assert len(copy.load()) == 0
@@ -87,7 +88,7 @@ def test_a_copy_goes_its_own_way_and_leaves_the_file_alone(tmp_path):
     copy.close()
     store.close()
     with pytest.raises(StoreError, match="does not exist"):
-        Store.copy_of(tmp_path / "other.sqlite")
+        copy_of(tmp_path / "other.sqlite")
     assert not (tmp_path / "other.sqlite").exists()
 
 
@@ -183,6 +184,7 @@ import sys
 import numpy as np
 from crl_jax.experience import bank
 from crl_jax.experience.bank import Author, BankState
+from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Change, Store
 from crl_jax.records import BankOp, OpKind
 

@@ -1,0 +1,24 @@
+"""A bank to look at: the content of a store file, in memory.
+
+Owns: ``copy_of``. Promises: the file's content stays as it is, whatever is done with the copy, also while another process writes it.
+Does not: write anything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sqlite3
+
+from crl_jax.experience.store import Store, StoreError
+
+
+def copy_of(path: pathlib.Path) -> Store:
+    """A store in memory that starts with what the file holds now. Raises StoreError when there is no usable file."""
+    if not path.is_file():
+        raise StoreError(f"{path} does not exist: the bank of this run was moved or deleted; restore it from a backup")
+    Store.open(path).close()  # raises for a damaged or foreign file
+    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with contextlib.closing(sqlite3.connect(path, timeout=10.0)) as source:
+        source.backup(copy)
+    return Store(copy, f"the copy of {path}")
