@@ -28,12 +28,12 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, err
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     from crl_jax.errors import UserError
-    from envs.api import EnvUnavailable
+    from envs.api import EnvError, EnvUnavailable
 
     args = parser().parse_args(_options_last(sys.argv[1:] if argv is None else argv))
     try:
         return int(args.run(args) or 0)
-    except (UserError, EnvUnavailable) as error:
+    except (UserError, EnvUnavailable, EnvError) as error:
         print(f"crl: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
     except BrokenPipeError:  # the reader of our output (``head``) has seen enough

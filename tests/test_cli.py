@@ -15,7 +15,7 @@ from crl_jax.config.load import parse_text
 from crl_jax.doctor import Need, conflicts, doctor
 from crl_jax.records import BankOp, OpKind
 from crl_jax.telemetry.tracker import JsonlTracker
-from envs.api import EnvUnavailable
+from envs.api import EnvError, EnvUnavailable
 
 QUICKSTART = str(pathlib.Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")
 
@@ -60,6 +60,7 @@ def test_train_passes_the_configuration_on(monkeypatch: pytest.MonkeyPatch) -> N
     [
         pytest.param(ConfigError("fix it"), 2, "crl: fix it\n", id="configuration"),
         pytest.param(EnvUnavailable("pip install it"), 1, "crl: pip install it\n", id="environment"),
+        pytest.param(EnvError("its worker is gone: raise env.call_timeout_s"), 1, "raise env.call_timeout_s", id="environment-failed"),
         pytest.param(OSError(errno.ENOSPC, "No space left on device"), 1, "make room", id="full-disk"),
         pytest.param(KeyboardInterrupt(), 130, "--resume", id="ctrl-c"),
     ],

@@ -303,7 +303,8 @@ class _Worker:
             self._alarm = self._loop.call_at(self._deadline, self._check_deadline)
             return
         self._process.kill()
-        self._gone(f"a call ran into its deadline of {self._call_timeout_s:g} s" if self.came_up else "it did not start in time")
+        late = f"a call ran into its deadline of {self._call_timeout_s:g} s (raise env.call_timeout_s if this machine is that slow)"
+        self._gone(late if self.came_up else "it did not start in time")
 
     def _read(self) -> None:
         """Reader thread: hand every message to the loop, until the pipe ends."""
