@@ -179,7 +179,7 @@ def plot(comparison: dict[str, Any], path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
+    figure, axes = plt.subplots(figsize=(10, 4.8), layout="constrained")
     for line, row in comparison["lines"].items():
         mean, half = np.array(row["curve"]["mean"]), np.array(row["curve"]["half_width"])
         dashed = line.endswith("without") and line != "baseline"
@@ -191,7 +191,7 @@ def plot(comparison: dict[str, Any], path: pathlib.Path) -> None:
         ylim=(0, 1),
         title=f"dungeon family, {comparison['tasks']} dungeons, {comparison['mode']}",
     )
-    axes.legend(loc="upper left", fontsize=8)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -28,7 +28,7 @@ class Result:
     unit: str
     goal: str = ""
     passed: bool | None = None
-    command: str = dataclasses.field(default_factory=lambda: " ".join(sys.argv))
+    command: str = dataclasses.field(default_factory=lambda: command_line())
     commit: str = dataclasses.field(default_factory=lambda: git_commit())
     machine: dict[str, Any] = dataclasses.field(default_factory=lambda: machine_facts())
     details: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
@@ -49,12 +49,22 @@ def emit(result: Result, path: pathlib.Path | None = None) -> None:
     print(json.dumps(row), flush=True)
 
 
+def command_line() -> str:
+    """The command of this process as a reader types it: ``crl ...``, or ``python`` and the script's path inside the source tree."""
+    program, root = pathlib.Path(sys.argv[0]), pathlib.Path(__file__).resolve().parents[2]
+    if program.name in ("crl", "cli.py"):
+        return " ".join(["crl", *sys.argv[1:]])
+    inside = program.resolve().is_relative_to(root)
+    return " ".join(["python", str(program.resolve().relative_to(root)) if inside else program.name, *sys.argv[1:]])
+
+
 def git_commit(folder: pathlib.Path | None = None) -> str:
-    """Short commit of the source tree, with ``+`` when it has uncommitted changes; empty outside a git repository."""
+    """Short commit of the source tree, with ``+`` when it has uncommitted changes (apart from results, which commands write); empty outside
+    a git repository."""
     where = folder or pathlib.Path(__file__).resolve().parent
     try:
         commit = _git(where, "rev-parse", "--short", "HEAD")
-        return commit + ("+" if _git(where, "status", "--porcelain") else "")
+        return commit + ("+" if _git(where, "status", "--porcelain", "--", ":/", ":(top,exclude)docs/results") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 

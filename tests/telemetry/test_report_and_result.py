@@ -2,13 +2,14 @@
 
 import json
 import pathlib
+import subprocess
 
 import pytest
 
 from crl_jax.records import Sum
 from crl_jax.telemetry.progress import progress_line
 from crl_jax.telemetry.report import Evaluation, make_report, show_report
-from crl_jax.telemetry.result import Result, emit, git_commit, machine_facts
+from crl_jax.telemetry.result import Result, command_line, emit, git_commit, machine_facts
 from crl_jax.telemetry.tracker import JsonlTracker
 
 
@@ -79,3 +80,25 @@ def test_machine_facts_and_commit(tmp_path: pathlib.Path) -> None:
     assert facts["cpu"]
     assert facts["jax"]
     assert git_commit(tmp_path) == ""
+
+
+def test_the_command_of_a_result_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/crl_jax/cli.py", "study", "configs/study_micro.yaml"])
+    assert command_line() == "crl study configs/study_micro.yaml"
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/pytest", "-q"])
+    assert command_line() == "python pytest -q"
+    monkeypatch.setattr("sys.argv", [str(pathlib.Path(__file__)), "x"])
+    assert command_line() == "python tests/telemetry/test_report_and_result.py x"
+
+
+def test_results_being_written_do_not_make_the_source_look_changed(tmp_path: pathlib.Path) -> None:
+    def git(*args: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *args], check=True, capture_output=True)
+
+    git("init", "-q")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "start")
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    (tmp_path / "docs" / "results" / "x.json").write_text("{}")
+    assert not git_commit(tmp_path).endswith("+")
+    (tmp_path / "new.py").write_text("")
+    assert git_commit(tmp_path).endswith("+")
