@@ -6,6 +6,7 @@ Promises: reads only; a bank is opened only if its file is there. Does not: need
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -35,13 +36,14 @@ def play_env(name: str, options: Sequence[str], seed: int) -> int:
     """One episode with the player at the keyboard; an empty line or end of input stops. 0 on success of the episode, else 1."""
     from envs import registry
 
-    try:
-        env = registry.make(name, **_options(options))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        print(f"crl envs play: {error.args[0] if error.args else error}", file=sys.stderr)
-        return 2
-    try:
-        seen = env.reset(seed)
+    with contextlib.ExitStack() as stack:
+        try:
+            env = registry.make(name, **_options(options))
+            stack.callback(env.close)
+            seen = env.reset(seed)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            print(f"crl envs play: {error.args[0] if error.args else error}", file=sys.stderr)
+            return 2
         print(f"{registry.spec(name).goal}\n\n{seen.text}\n\nactions: {', '.join(seen.actions)}")
         while reply := _ask():
             step = env.step(reply)
@@ -49,8 +51,6 @@ def play_env(name: str, options: Sequence[str], seed: int) -> int:
             if step.done:
                 print("success" if step.success else "no success")
                 return 0 if step.success else 1
-    finally:
-        env.close()
     return 1
 
 
@@ -128,7 +128,10 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise TypeError(f"option {pair!r}: write key=value, e.g. max_turns=20")
-        parsed[key] = yaml.safe_load(value)
+        try:
+            parsed[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            parsed[key] = value  # the environment says what it wants instead
     return parsed
 
 

@@ -130,6 +130,27 @@ def test_envs_are_listed_and_unknown_ones_are_explained(capsys: pytest.CaptureFi
     assert "dungeon/amber_cellar" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["max_turns=x"], "max_turns='x': use a whole number, 1 or more"),
+        (["max_turns=0"], "max_turns=0: use a whole number, 1 or more"),
+        (["style=zzz"], "style='zzz': use one of full, compact"),
+        (["style=["], "style='[': use one of full, compact"),
+        (["size=3"], "dungeon size 3: use 6 to 18"),
+        (["colour=red"], "unknown option 'colour': use one of style, grammar, max_turns, size, kind, hazards"),
+        (["style"], "option 'style': write key=value"),
+        (["--seed", "-1"], "seed -1: use a whole number from 0 to 2^63 - 1"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("minihack")
+    assert cli.main(["envs", "play", "dungeon/amber_cellar", *words]) == 2
+    text = capsys.readouterr().err
+    assert said in text
+    assert len(text.splitlines()) == 1
+
+
 def test_an_environment_can_be_played(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("minihack")
     monkeypatch.setattr(sys, "stdin", io.StringIO("north\nfly\n"))

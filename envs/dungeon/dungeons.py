@@ -27,6 +27,7 @@ from envs.api import EnvSpec
 from envs.dungeon import level
 from envs.minihack.env import MOVES, MiniHackText, Style
 from envs.minihack.game import load_minihack
+from envs.options import choose
 from envs.parse import Grammar
 from envs.prompts import system_prompt
 
@@ -61,8 +62,8 @@ def words() -> tuple[str, ...]:
 
 
 def spec(name: str, **options: Any) -> EnvSpec:
-    """Describe a dungeon. Raises TypeError for an unknown option, ValueError for a size that cannot hold a level."""
-    chosen = Options(**options)
+    """Describe a dungeon. Raises TypeError for an unknown option, ValueError for a value it cannot have."""
+    chosen = choose(Options, options)
     level.check_size(chosen.kind, chosen.size)
     return EnvSpec(
         name=f"dungeon/{name}",
@@ -77,7 +78,7 @@ def spec(name: str, **options: Any) -> EnvSpec:
 
 def make(name: str, **options: Any) -> MiniHackText:
     """Build and verify the dungeon. Raises ``EnvUnavailable`` (MiniHack missing) or ``level.LevelError``."""
-    chosen = Options(**options)
+    chosen = choose(Options, options)
     plan = level.design(name.replace("_", " "), kind=chosen.kind, size=chosen.size, hazards=chosen.hazards)
     game = level.build(plan, load_minihack())
     return MiniHackText(game, plan.room, actions=MOVES, style=chosen.style, grammar=chosen.grammar, max_turns=chosen.max_turns)

@@ -39,7 +39,9 @@ class MiniHackText:
         self._closed = False
 
     def reset(self, seed: int) -> Observation:
-        """Start the episode that ``seed`` (0 <= seed < 2**63) names."""
+        """Start the episode that ``seed`` names. Raises ValueError for a seed the game cannot take."""
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seed {seed}: use a whole number from 0 to 2^63 - 1")
         self._screen = self._game.reset(seed)
         self._turn, self._text = 0, self._render(self._screen)
         return Observation(self._text, self._actions)

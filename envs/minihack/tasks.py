@@ -20,6 +20,7 @@ from envs.api import EnvSpec
 from envs.minihack.compact import Room
 from envs.minihack.env import MOVES, PICKUP_APPLY, MiniHackText, Style
 from envs.minihack.game import Game, load_minihack
+from envs.options import choose
 from envs.parse import Grammar
 from envs.prompts import system_prompt
 
@@ -44,8 +45,8 @@ def names() -> tuple[str, ...]:
 
 
 def spec(name: str, **options: Any) -> EnvSpec:
-    """Describe a task. Raises TypeError for an unknown option."""
-    chosen, actions = Options(**options), _actions(name)
+    """Describe a task. Raises TypeError for an unknown option, ValueError for a value it cannot have."""
+    chosen, actions = choose(Options, options), _actions(name)
     return EnvSpec(
         name=f"minihack/{name}",
         family="minihack",
@@ -59,7 +60,7 @@ def spec(name: str, **options: Any) -> EnvSpec:
 
 def make(name: str, **options: Any) -> MiniHackText:
     """Build the task's level. Raises ``EnvUnavailable`` when MiniHack is not installed."""
-    chosen, task = Options(**options), _tasks()[name]
+    chosen, task = choose(Options, options), _tasks()[name]
     load_minihack()
     from gymnasium.envs.registration import load_env_creator, registry  # comes with MiniHack
 

@@ -28,6 +28,14 @@ def test_unknown_option_is_an_error():
         registry.spec("dungeon/amber_cellar", colour="red")
 
 
+@pytest.mark.parametrize("name", ["dungeon/amber_cellar", "minihack/room_5x5"])
+def test_a_value_that_an_option_cannot_have_is_an_error_that_names_what_it_can(name):
+    with pytest.raises(ValueError, match="grammar='xml': use one of bare, tagged"):
+        registry.spec(name, grammar="xml")
+    with pytest.raises(ValueError, match="max_turns=True: use a whole number"):
+        registry.spec(name, max_turns=True)
+
+
 def test_missing_package_names_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "minihack", None)
     with pytest.raises(EnvUnavailable, match=r"pip install 'crl-jax\[minihack\]'"):
