@@ -1,19 +1,20 @@
 """Names of environments, and how to make them.
 
-Owns: the table of families. A family is a module with ``names()``, ``spec(name, **options)`` and ``make(name, **options)``; it is imported
-on first use and imports its game only in ``make``, so listing and describing environments needs no game installed.
+Owns: the table of families. A family is a module with ``names()``, ``spec(name, **options)``, ``make(name, **options)`` and ``prepare()``;
+it is imported on first use and imports its game only in the last two, so listing and describing environments needs no game installed.
 Promises: an unknown name or option is an error that names the nearest known ones; a missing package is ``EnvUnavailable``.
 Does not: keep instances (see the worker process).
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 from types import ModuleType
 from typing import Any
 
-from envs.api import EnvSpec, TextEnv
+from envs.api import EnvSpec, EnvUnavailable, TextEnv
 
 _FAMILIES = {"minihack": "envs.minihack.tasks", "dungeon": "envs.dungeon.dungeons"}
 
@@ -33,6 +34,13 @@ def make(name: str, **options: Any) -> TextEnv:
     """A fresh environment. Raises KeyError, TypeError as ``spec`` does, and ``EnvUnavailable`` when its game is not installed."""
     module, short = _resolve(name)
     return module.make(short, **options)
+
+
+def prepare() -> None:
+    """Import the games that are installed. They are slow to load; a missing one is told by ``make``, to whoever wants it."""
+    for family in _FAMILIES:
+        with contextlib.suppress(EnvUnavailable):
+            _family(family).prepare()
 
 
 def splits(family: str) -> dict[str, tuple[str, ...]]:

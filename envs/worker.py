@@ -52,7 +52,7 @@ class Host:
         self._leases: dict[int, _Lease] = {}
         self._free: OrderedDict[int, tuple[Key, TextEnv]] = OrderedDict()
         self._released = 0
-        self.counts = dict.fromkeys(("made", "reused", "resets", "steps", "errors"), 0)
+        self.counts = dict.fromkeys(("made", "reused", "resets", "steps", "errors", "close_errors"), 0)
 
     def answer(self, op: str, lease: int, argument: Any) -> tuple[str, Any]:
         """Do one request; the verdict and the value or message."""
@@ -71,7 +71,7 @@ class Host:
     def close(self) -> None:
         """Close every instance."""
         for env in [lease.env for lease in self._leases.values()] + [env for _, env in self._free.values()]:
-            _close_quietly(env)
+            self._close(env)
 
     def _do_lease(self, lease: int, argument: tuple[str, dict[str, Any]]) -> None:
         name, options = argument
@@ -107,7 +107,7 @@ class Host:
         self._released += 1
         self._free[self._released] = (held.key, held.env)
         while len(self._free) > self._max_free:
-            _close_quietly(self._free.popitem(last=False)[1][1])
+            self._close(self._free.popitem(last=False)[1][1])
 
     def _held(self, lease: int) -> _Lease:
         if lease not in self._leases:
@@ -117,7 +117,14 @@ class Host:
     def _discard(self, lease: int) -> None:
         held = self._leases.pop(lease, None)
         if held is not None:
-            _close_quietly(held.env)
+            self._close(held.env)
+
+    def _close(self, env: TextEnv) -> None:
+        try:
+            env.close()
+        except Exception as failure:  # the instance is thrown away in any case; closing must not fail a request that succeeded
+            self.counts["close_errors"] += 1
+            print(f"closing an environment failed: {failure!r}", file=sys.stderr)
 
 
 def serve(pipe: Connection, host: Host) -> None:
@@ -146,7 +153,8 @@ def main(argv: list[str]) -> None:
     """Run a worker.
 
     ``argv``: the pipe's file descriptor, the parent's process id, ``module:function`` that makes environments, the number of free instances
-    to keep, the folder for temporary files, then the import paths.
+    to keep, the folder for temporary files, then the import paths. If the module has a function ``prepare``, it is called once before the
+    worker says that it is ready.
     """
     fd, parent, make, max_free, scratch, *paths = argv
     _die_with_parent(int(parent))
@@ -154,8 +162,11 @@ def main(argv: list[str]) -> None:
     os.dup2(2, 1)  # the level compiler prints on stdout
     sys.path[:] = paths
     tempfile.tempdir = scratch  # the parent removes it, also after it had to kill this process
-    module, _, function = make.partition(":")
-    host = Host(getattr(importlib.import_module(module), function), int(max_free))
+    name, _, function = make.partition(":")
+    module = importlib.import_module(name)
+    if hasattr(module, "prepare"):
+        module.prepare()  # before "ready": loading a game takes longer than a call may take
+    host = Host(getattr(module, function), int(max_free))
     try:
         serve(Connection(int(fd)), host)
     finally:
@@ -168,13 +179,6 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(0)
-
-
-def _close_quietly(env: TextEnv) -> None:
-    try:
-        env.close()
-    except Exception as failure:  # the instance is thrown away in any case; closing must not fail a request that succeeded
-        print(f"closing an environment failed: {failure!r}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ _CLOSE_TIMEOUT_S = 2.0  # for a worker to close its environments before it is ki
 class PoolStats:
     """Counters since the pool started.
 
-    ``errors`` are failures of environments, ``restarts`` workers replaced, ``lost`` calls that failed with a worker.
+    ``errors`` are failures of environments (``close_errors``: of thrown-away ones while they were closed), ``restarts`` workers replaced,
+    ``lost`` calls that failed with a worker.
     """
 
     made: int = 0
@@ -47,6 +48,7 @@ class PoolStats:
     resets: int = 0
     steps: int = 0
     errors: int = 0
+    close_errors: int = 0
     lost: int = 0
     restarts: int = 0
     messages: int = 0

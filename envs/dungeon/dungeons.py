@@ -76,6 +76,11 @@ def spec(name: str, **options: Any) -> EnvSpec:
     )
 
 
+def prepare() -> None:
+    """Import the game. Raises ``EnvUnavailable`` when it is not installed."""
+    load_minihack()
+
+
 def make(name: str, **options: Any) -> MiniHackText:
     """Build and verify the dungeon. Raises ``EnvUnavailable`` (MiniHack missing) or ``level.LevelError``."""
     chosen = choose(Options, options)

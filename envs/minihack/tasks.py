@@ -58,6 +58,11 @@ def spec(name: str, **options: Any) -> EnvSpec:
     )
 
 
+def prepare() -> None:
+    """Import the game. Raises ``EnvUnavailable`` when it is not installed."""
+    load_minihack()
+
+
 def make(name: str, **options: Any) -> MiniHackText:
     """Build the task's level. Raises ``EnvUnavailable`` when MiniHack is not installed."""
     chosen, task = choose(Options, options), _tasks()[name]

@@ -36,10 +36,15 @@ class FaultyEnv:
         pass
 
 
+class Unclosable(FaultyEnv):
+    def close(self):
+        raise OSError("still in use")
+
+
 def make(name, **options):
-    """``unavailable`` and ``broken`` cannot be made; any other name can."""
+    """``unavailable`` and ``broken`` cannot be made; any other name can. ``unclosable`` cannot be closed."""
     if name == "unavailable":
         raise EnvUnavailable("faulty: pip install nothing")
     if name == "broken":
         raise ValueError("no such level")
-    return FaultyEnv(**options)
+    return Unclosable(**options) if name == "unclosable" else FaultyEnv(**options)

@@ -170,6 +170,35 @@ def test_requests_that_arrive_together_travel_together():
     with_pool(scenario)
 
 
+def test_an_instance_that_cannot_be_closed_is_counted_and_harms_nobody():
+    async def scenario(pool):
+        stuck = await pool.lease("unclosable")
+        await stuck.release()  # one instance is kept, so the next release closes this one
+        await (await pool.lease("toy")).release()
+        await (await pool.lease("toy")).reset(0)
+        assert (pool.stats().close_errors, pool.stats().errors) == (1, 0)
+
+    with_pool(scenario, max_free=1)
+
+
+def test_what_is_slow_to_load_is_loaded_before_the_first_call():
+    async def scenario(pool):
+        return (await pool.lease("toy"), pool.stats().restarts)[1]
+
+    assert with_pool(scenario, make="slow_env:make", call_timeout_s=0.5) == 0
+    with pytest.raises(EnvError, match="did not start in time"):
+        with_pool(scenario, make="slow_env:make", start_timeout_s=0.5)
+
+
+def test_the_games_are_loaded_before_the_first_call():
+    pytest.importorskip("nle")
+
+    async def scenario(pool):
+        return pathlib.Path(f"/proc/{pool._workers[0]._process.pid}/maps").read_text()
+
+    assert "_pynethack" in with_pool(scenario, make="envs.registry:make")
+
+
 def test_making_errors_reach_the_caller():
     async def scenario(pool):
         with pytest.raises(EnvUnavailable, match="pip install"):
