@@ -1,8 +1,8 @@
 """Calls to the extractor model: messages to prompt ids, a completion with a deadline, and the record of the generation.
 
 Owns: prompt length (long episodes lose turns from their middle), sampling seeds, `Generation` records without an id. Promises: the seed
-of a call depends on what it is about and on nothing that timing could change; ids and behaviour log-probs are kept as sampled. Does not:
-parse or store.
+of a call depends on what it is about and on nothing that timing could change; ids and behaviour log-probs are kept as sampled; a prompt
+that does not fit is counted, a whole step of them is an error. Does not: parse or store.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from crl_jax.errors import UserError
 from crl_jax.experience import extractor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.protocols import Completer, Decode, Message, Render
 from crl_jax.records import Episode, Generation, GenerationKind, SamplingParams
 from crl_jax.seeds import derive_seed
+
+
+class ExtractorPromptTooLong(UserError, RuntimeError):
+    """No episode of a step fits into the extractor's prompt, so the run would go on without lessons."""
 
 
 class Draft(NamedTuple):
@@ -29,8 +34,8 @@ class Draft(NamedTuple):
 
 @dataclasses.dataclass
 class ExtractorCalls:
-    """Mutable only through ``counts``. ``params.seed`` is the base seed; a call that takes longer than ``timeout_s`` is given up and
-    counted."""
+    """Mutable only through ``counts`` and the tally of long prompts. ``params.seed`` is the base seed; a call that takes longer than
+    ``timeout_s`` is given up and counted."""
 
     sampler: Completer
     render: Render
@@ -41,6 +46,8 @@ class ExtractorCalls:
     max_ops: int
     max_prompt_tokens: int
     timeout_s: float
+    too_long_in_row: int = 0  # distillation prompts that did not fit since the last one that did
+    longest: tuple[int, int] = (0, 0)  # tokens of the longest of these: without any turn of the episode, and with all of them
 
     async def distil(self, episode: Episode, entries: Sequence[str], *, step: int) -> Draft | None:
         """Lessons from one episode; ``entries`` are the texts it had read. None after a timeout or if no prompt is short enough."""
@@ -57,17 +64,35 @@ class ExtractorCalls:
                 keep_turns=keep_turns,
             )
 
-        def prompt() -> tuple[Sequence[int], bool]:
+        def prompt() -> tuple[Sequence[int], int]:
             ids, keep = self.render(messages(None)), len(episode.turns)
-            shortened = len(ids) > self.max_prompt_tokens
+            whole = len(ids)
             while len(ids) > self.max_prompt_tokens and keep > 0:
                 keep //= 2
                 ids = self.render(messages(keep))
-            return ids, shortened
+            return ids, whole
 
-        ids, shortened = await asyncio.to_thread(prompt)  # a long transcript takes a while to tokenise; searches go on
-        self.counts["transcripts_shortened"] += shortened
+        ids, whole = await asyncio.to_thread(prompt)  # a long transcript takes a while to tokenise; searches go on
+        self.counts["transcripts_shortened"] += whole > self.max_prompt_tokens
+        if len(ids) > self.max_prompt_tokens:
+            self.too_long_in_row += 1
+            self.longest = (max(self.longest[0], len(ids)), max(self.longest[1], whole))
+        else:
+            self.too_long_in_row, self.longest = 0, (0, 0)
         return await self._complete(GenerationKind.DISTIL, ids, step, "distil", episode.id)
+
+    def require_room(self, episodes: int) -> None:
+        """Raise ExtractorPromptTooLong once the prompts of ``episodes`` distillations in a row, those of a step, did not fit; a single one
+        stays counted."""
+        if self.too_long_in_row < max(2, episodes):
+            return
+        reply = self.params.max_new_tokens
+        shortest, whole = (tokens + reply for tokens in self.longest)
+        raise ExtractorPromptTooLong(
+            f"no episode of a step could be distilled: {self.too_long_in_row} prompts in a row leave no room for a reply of {reply} in "
+            f"extractor.max_length {self.max_prompt_tokens + reply}: set extractor.max_length to {shortest} or more ({whole} for episodes "
+            "with all their turns), or extractor.sampling.max_new_tokens lower"
+        )
 
     async def merge(self, entries: Sequence[str], *, step: int, name: str) -> Draft | None:
         """One chunk of texts to merge; ``name`` tells this call from others of the same step."""

@@ -128,6 +128,7 @@ class ExperienceManager:
             max_chars=options.max_chars,
         )
         self._closed = False
+        self._submitted = 0  # episodes of this step
         self._tasks: set[asyncio.Task[None]] = set()
         self._merging: dict[str, asyncio.Task[None]] = {}
         self.failed: asyncio.Future[None]
@@ -160,6 +161,7 @@ class ExperienceManager:
         await asyncio.wait({idle, self.failed}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
         self._check()
+        self._calls.require_room(self._submitted)
         return self._pipeline.pending + len(self._merging)
 
     async def aclose(self, deadline_s: float = 30.0) -> int:
@@ -231,6 +233,7 @@ class ExperienceManager:
         self._check()
         taken = await self._pipeline.put(episode, timeout_s=self._o.submit_timeout_s)
         self.counts["submitted" if taken else "submit_refused"] += 1
+        self._submitted += taken
         return taken
 
     async def observe(self, episodes: Sequence[Episode]) -> None:
@@ -253,8 +256,10 @@ class ExperienceManager:
 
     def on_step(self, step: int) -> None:
         """The actor is at training step ``step``: recency, ages and, every ``merge_every_steps``, a merge of each namespace in the
-        background."""
+        background. Raises ExtractorPromptTooLong when no episode of the step before could be distilled."""
         self._check()
+        self._calls.require_room(self._submitted)
+        self._submitted = 0
         self.step = step
         self._reader.begin_step(step)
         self.buffer.expire(step)

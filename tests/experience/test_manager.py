@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -13,6 +14,7 @@ from experience_toys import HashEmbedder, ScriptedSampler, decode, episode, rend
 
 from crl_jax.experience.bank import Eviction
 from crl_jax.experience.buffer import TrainingBuffer
+from crl_jax.experience.calls import ExtractorPromptTooLong
 from crl_jax.experience.index import ExactIndex
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
 from crl_jax.experience.retrieve import Diversity
@@ -592,6 +594,42 @@ def test_long_episodes_are_shortened_to_the_prompt_limit():
             assert "turns left out" in manager._calls.sampler.prompts[-1]
 
     run(story())
+
+
+def test_a_step_whose_episodes_do_not_fit_is_an_error_that_names_the_length_and_a_single_one_is_counted():
+    async def story():
+        async with build(max_prompt_tokens=2000) as manager:
+            manager.on_step(0)
+            for name, goal in (("a", "find the exit"), ("b", "x" * 3000), ("c", "find the exit")):
+                await manager.submit(episode(name, goal=goal))
+            assert await manager.drain(10) == 0
+            manager.on_step(1)
+            for name in "de":
+                await manager.submit(episode(name, goal="y" * 3000))
+            with pytest.raises(
+                ExtractorPromptTooLong, match=r"2 prompts in a row .* in extractor\.max_length 2064: set .* to \d{4} or more"
+            ):
+                await manager.drain(10)
+            with pytest.raises(ExtractorPromptTooLong):  # an asynchronous run does not drain: the next step tells
+                manager.on_step(2)
+            assert (manager.stats()["prompts_too_long"], manager.stats()["entries"]) == (3, 2)
+
+    run(story())
+
+
+def test_the_length_an_error_names_is_enough():
+    async def story(tokens):
+        async with build(max_prompt_tokens=tokens) as manager:
+            await manager.submit(episode("a", goal="y" * 3000))
+            await manager.submit(episode("b", goal="y" * 3000))
+            return await manager.drain(10)
+
+    with pytest.raises(ExtractorPromptTooLong) as error:
+        run(story(2000))
+    needed = int(re.search(r"to (\d+) or more", str(error.value)).group(1))
+    assert run(story(needed - 64)) == 0
+    with pytest.raises(ExtractorPromptTooLong):
+        run(story(needed - 64 - 1))
 
 
 def test_entries_the_new_embedder_cannot_place_stay_in_the_bank(tmp_path):
