@@ -59,11 +59,15 @@ def save_run(run: Run, counters: RunCounters) -> None:
 def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
     """Continue from the newest complete checkpoint (or that of ``step``); from the start when there is none.
 
-    Raises CheckpointError for a missing ``step`` or for a checkpoint of another method or seed.
+    Raises CheckpointError for a missing ``step``, for a checkpoint of another method or seed, or when all there are damaged.
     """
     root = run.folder / "checkpoints"
     step = checkpoints.latest(root) if step is None else step
     if step is None:
+        if checkpoints.committed(root):
+            raise checkpoints.CheckpointError(
+                f"every checkpoint in {root} is damaged (see the warnings): put a copy back, or delete {root} to begin again at step 0"
+            )
         if run.manager is not None:  # killed before its first checkpoint: an evaluation or a few steps may have been played
             run.shell.call(run.manager.restart(rewind=run.config.run.sync), run.collect_deadline_s, "emptying the bank")
         return RunCounters()

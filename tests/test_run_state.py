@@ -11,6 +11,14 @@ from crl_jax.config.load import parse_text
 from crl_jax.run_state import restore_run
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(tmp_path: pathlib.Path) -> None:
+    save(tmp_path / "checkpoints", 1, {"actor": {"w": np.zeros(1)}}, {})
+    (tmp_path / "checkpoints" / "step_00000001" / "manifest.json").write_text("{}")
+    run = types.SimpleNamespace(config=None, folder=tmp_path, actor=None, extractor=None, manager=None)
+    with pytest.warns(RuntimeWarning, match="is damaged"), pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+        restore_run(run)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -36,8 +36,13 @@ def read_tree(folder: pathlib.Path, table: tuple[Leaf, ...], like: Any, name: st
     index = {leaf.path: i for i, leaf in enumerate(table)}
     shardings = _shardings([leaf for _, leaf in named])
     wanted = {_key(index[path]): _restore_args(leaf, sharding) for (path, leaf), sharding in zip(named, shardings, strict=True)}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        data = checkpointer.restore(folder.resolve(), args=ocp.args.PyTreeRestore(item=dict.fromkeys(wanted, 0), restore_args=wanted))
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            data = checkpointer.restore(folder.resolve(), args=ocp.args.PyTreeRestore(item=dict.fromkeys(wanted, 0), restore_args=wanted))
+    except Exception as error:  # the format's own check of its content: its readers raise errors of many types
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        step = folder.parent.parent
+        raise CheckpointError(f"{folder} cannot be read ({reason[:200]}): delete {step} to go on from the checkpoint before it") from error
     leaves = [_cooked(data[_key(index[path])], leaf) for path, leaf in named]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

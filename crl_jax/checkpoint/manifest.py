@@ -69,14 +69,15 @@ def read(folder: pathlib.Path) -> Manifest | None:
     """
     try:
         row: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        if row["format"] != FORMAT:
+            raise CheckpointError(f"{folder / NAME} has format {row['format']}, this version reads {FORMAT}")
+        leaves = {name: tuple(Leaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in tree) for name, tree in row["leaves"].items()}
+        files, digests = dict[str, int](row["files"]), dict[str, str](row["sha256"])
+        return Manifest(**{**row, "leaves": leaves, "records": tuple(row["records"]), "files": files, "sha256": digests})
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
-        raise CheckpointError(f"{folder / NAME} is damaged: {error}") from error
-    if row.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / NAME} has format {row.get('format')}, this version reads {FORMAT}")
-    leaves = {name: tuple(Leaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in tree) for name, tree in row["leaves"].items()}
-    return Manifest(**{**row, "leaves": leaves, "records": tuple(row["records"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # what is no JSON, or JSON of another shape
+        raise CheckpointError(f"{folder / NAME} is damaged: {type(error).__name__}: {error}") from error
 
 
 def verify(folder: pathlib.Path, manifest: Manifest) -> None:
@@ -85,13 +86,22 @@ def verify(folder: pathlib.Path, manifest: Manifest) -> None:
     foreign = sorted(present.keys() - manifest.files.keys() - {NAME})
     if foreign:
         raise CheckpointError(f"{folder.name} holds files that no checkpoint wrote, so it is refused: {', '.join(foreign)}")
+    if {f"records/{name}.json" for name in manifest.records} != set(manifest.sha256):
+        raise CheckpointError(f"{folder / NAME} is damaged: it lists the records {list(manifest.records)}, but has other digests")
     for name, size in manifest.files.items():
-        inside(folder, name)
+        _ = _inside(folder, name)
         if present.get(name) != size:
             raise CheckpointError(f"{folder.name}/{name} has {present.get(name, 'no')} bytes, its manifest says {size}")
     for name, digest in manifest.sha256.items():
-        if digest_of(folder / name) != digest:
+        if digest_of(_inside(folder, name)) != digest:
             raise CheckpointError(f"{folder.name}/{name} was changed after it was saved")
+
+
+def _inside(folder: pathlib.Path, name: str) -> pathlib.Path:
+    try:
+        return inside(folder, name)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / NAME} is damaged: {error}") from error
 
 
 def list_files(folder: pathlib.Path) -> dict[str, int]:

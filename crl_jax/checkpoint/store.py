@@ -44,15 +44,15 @@ def save(
 ) -> pathlib.Path:
     """Writes the checkpoint of ``step`` (the number of finished steps) and returns its folder.
 
-    ``arrays`` are pytrees of JAX or NumPy arrays, ``records`` anything JSON can hold exactly. A half-written folder of the same step is
-    replaced. With ``keep_last`` older steps are pruned afterwards. Raises ValueError for a bad name, CheckpointError if the step exists,
-    OSError from the disk.
+    ``arrays`` are pytrees of JAX or NumPy arrays, ``records`` anything JSON can hold exactly. A half-written or damaged folder of the same
+    step is replaced (a run that passed it over comes by again). With ``keep_last`` older steps are pruned afterwards. Raises ValueError
+    for a bad name, CheckpointError if the step exists, OSError from the disk.
     """
     for name in (*arrays, *records):
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no checkpoint part: use lower-case letters, digits and _")
     folder = _folder(root, step)
-    if (folder / manifests.NAME).exists():
+    if _is_whole(root, step):
         raise CheckpointError(f"step {step} is already saved in {root}: a finished checkpoint is never overwritten")
     if folder.exists():
         shutil.rmtree(folder)
@@ -88,6 +88,11 @@ def latest(root: pathlib.Path) -> int | None:
     return None
 
 
+def committed(root: pathlib.Path) -> list[int]:
+    """The steps that have a manifest, oldest first, whether they are still whole or not."""
+    return sorted(step for step in _steps(root) if _has_manifest(root, step))
+
+
 def restore(root: pathlib.Path, step: int, like: Mapping[str, Any]) -> Restored:
     """The checkpoint of ``step``; ``like`` has a template tree (arrays or ``ShapeDtypeStruct``) for every tree in it.
 
@@ -113,7 +118,7 @@ def prune(root: pathlib.Path, keep_last: int) -> list[int]:
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be 1 or more, got {keep_last}")
-    complete = sorted(step for step in _steps(root) if _has_manifest(root, step))
+    complete = committed(root)
     if not complete:
         return []
     stale = [step for step in _steps(root) if step not in complete and step < complete[-1]]
@@ -151,12 +156,22 @@ def _has_manifest(root: pathlib.Path, step: int) -> bool:
     return (_folder(root, step) / manifests.NAME).exists()
 
 
+def _is_whole(root: pathlib.Path, step: int) -> bool:
+    try:
+        _verified(root, step)
+    except CheckpointError:
+        return False
+    return True
+
+
 def _verified(root: pathlib.Path, step: int) -> Manifest:
     folder = _folder(root, step)
     manifest = manifests.read(folder)
     if manifest is None:
         raise CheckpointError(f"step {step} in {root} is missing or half-written (no {manifests.NAME})")
     manifests.verify(folder, manifest)
+    if manifest.step != step:
+        raise CheckpointError(f"{folder / manifests.NAME} is that of step {manifest.step}")
     return manifest
 
 

@@ -78,6 +78,39 @@ def test_K03_a_damaged_step_is_passed_over_loudly(root: pathlib.Path) -> None:
         assert latest(root) is None
 
 
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda row: [], "is damaged: TypeError"),
+        (lambda row: {**row, "leaves": None}, "is damaged: AttributeError"),
+        (lambda row: {k: v for k, v in row.items() if k != "files"}, "is damaged: KeyError: 'files'"),
+        (lambda row: {**row, "note": 1}, "unexpected keyword argument 'note'"),
+        (lambda row: {**row, "step": 9}, "is that of step 9"),
+        (lambda row: {**row, "format": 2}, "has format 2, this version reads 1"),
+        (lambda row: {**row, "records": ["ids", "more"]}, "it lists the records"),
+        (lambda row: {**row, "files": {**row["files"], "../../x": 1}}, "leads outside"),
+    ],
+)
+def test_K03_an_edited_manifest_is_passed_over_and_its_step_is_saved_again(edit, said: str, root: pathlib.Path) -> None:
+    shutil.copytree(root / "step_00000010", root / "step_00000011")
+    manifest = root / "step_00000011" / "manifest.json"
+    row = {**json.loads(manifest.read_text()), "step": 11}
+    manifest.write_text(json.dumps(row))
+    assert latest(root) == 11
+    manifest.write_text(json.dumps(edit(row)))
+    with pytest.warns(RuntimeWarning, match=said):
+        assert latest(root) == 10
+    save(root, 11, {}, {})
+    assert latest(root) == 11
+
+
+def test_changed_bytes_of_an_array_are_found_and_the_way_out_is_named(root: pathlib.Path) -> None:
+    for path in (root / "step_00000010" / "arrays").rglob("d/*"):
+        path.write_bytes(bytes(byte ^ 0x5A for byte in path.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"cannot be read .*: delete .*step_00000010 to go on"):
+        restore(root, 10, {"actor": tree()})
+
+
 def test_K03_a_finished_step_is_never_overwritten(root: pathlib.Path) -> None:
     with pytest.raises(CheckpointError, match="already saved"):
         save(root, 10, {}, {})
@@ -235,5 +268,5 @@ def test_Z06_links_that_lead_outside_are_refused(root: pathlib.Path, tmp_path: p
     row = json.loads(manifest.read_text())
     row["files"]["../../witness"] = 1
     manifest.write_text(json.dumps(row))
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(CheckpointError, match="outside"):
         restore(root, 10, {"actor": tree()})
