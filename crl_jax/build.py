@@ -128,9 +128,10 @@ class Run:
         return [space[i].text for i in episode.shown if i in space]
 
     def metrics(self) -> dict[str, Any]:
-        """Counters and gauges of the bank, the samplers and this process."""
+        """Counters and gauges of the environments, the bank, the samplers and this process."""
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found: dict[str, Any] = {"extractor/updates": self.extractor_updates, "host/peak_rss_gib": peak_kib / 2**20}
+        found |= {f"env/{name}": value for name, value in dataclasses.asdict(self.collector.pool.stats()).items()}
         if self.manager is not None:
             found |= {f"bank/{name}": value for name, value in self.manager.stats().items()}
             found["bank/size"] = found["bank/entries"]
@@ -164,6 +165,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         folder = run_folder.existing(config) if read_only else stack.enter_context(run_folder.claim(config, resume=resume))
         parts = {name: lookup.role_parts(config, name) for name in _roles(config)}
         actor_codec = parts["actor"].codec
+        lookup.check_actions(config, goals, actor_codec)
         trie = _trie(config, goals, actor_codec) if config.env.constrained else None
         sinks = dataclasses.replace(config.telemetry, jsonl=False, tensorboard=False, profile_steps=None) if read_only else config.telemetry
         trackers = open_trackers(folder, jsonl=sinks.jsonl, tensorboard=sinks.tensorboard)

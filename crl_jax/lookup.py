@@ -31,6 +31,7 @@ from crl_jax.seeds import derive_seed
 from crl_jax.sharding.mesh import make_mesh
 from crl_jax.sharding.rules import check_divisible
 from envs import registry
+from envs.parse import parse_action
 
 ACTOR_PROMPTS = pathlib.Path(__file__).parent / "rollout" / "actor_prompts.json"
 
@@ -110,6 +111,27 @@ def role_parts(config: Config, name: str) -> RoleParts:
     with _about(f"{name}.weights"):
         params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"))
     return RoleParts(codec, model, mesh, params)
+
+
+def check_actions(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> None:
+    """Raises ConfigError when the actor's tokenizer has no way to write an action that the environments would read."""
+    env, tokenizer = config.env, config.actor.tokenizer
+    for action in dict.fromkeys(action for goal in goals for action in registry.spec(goal.env).actions):
+
+        def read(text: str, action: str = action) -> bool:
+            return parse_action(codec.decode(codec.encode(text)), (action,), env.action_format) == action
+
+        if env.constrained and not read(env.action_prefix + action):
+            raise ConfigError(
+                f"`env.action_prefix`: tokenizer {tokenizer} cannot write {env.action_prefix + action!r}, so the environment would read no "
+                'constrained action: give the text its words begin with, e.g. env.action_prefix=" "'
+            )
+        tags = ("<action>", "</action>") if env.action_format == "tagged" else ("", "")
+        if not env.constrained and not any(read(lead + action + tags[1]) for lead in (tags[0], tags[0] + " ")):
+            raise ConfigError(
+                f"`env.action_format`: tokenizer {tokenizer} cannot write {tags[0] + action + tags[1]!r}, so no action would be valid: use "
+                f"{'bare' if env.action_format == 'tagged' else 'a tokenizer made for these environments'}"
+            )
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import pytest
 from crl_jax import lookup
 from crl_jax.config import Config, ConfigError
 from crl_jax.config.load import parse_text
+from crl_jax.models.load import load_codec
 
 
 def config(*overrides: str) -> Config:
@@ -41,6 +42,26 @@ def test_models_that_do_not_exist_or_do_not_fit(override: str, message: str) -> 
     with pytest.raises(ConfigError) as error:
         lookup.role_parts(config(override), "actor")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["env.action_format=tagged"], "`env.action_format`: tokenizer builtin:micro cannot write '<action>north</action>'"),
+        (["env.constrained=true"], "`env.action_prefix`: tokenizer builtin:micro cannot write 'north'"),
+    ],
+)
+def test_actions_that_the_tokenizer_cannot_write(overrides: list[str], message: str) -> None:
+    wrong = config(*overrides)
+    with pytest.raises(ConfigError) as error:
+        lookup.check_actions(wrong, lookup.tasks(wrong)[0], load_codec(wrong.actor.tokenizer))
+    assert message in str(error.value)
+
+
+def test_actions_that_the_tokenizer_can_write() -> None:
+    for overrides in ([], ["env.constrained=true", 'env.action_prefix=" "']):
+        fine = config(*overrides)
+        lookup.check_actions(fine, lookup.tasks(fine)[0], load_codec(fine.actor.tokenizer))
 
 
 def test_prompts_that_do_not_exist() -> None:

@@ -118,6 +118,11 @@ def _names(c: Config) -> Found:
     for task in c.env.names:
         if task.startswith("/") or ".." in task.split("/"):
             yield "env.names", f"{task!r} is no registry name"
+    if c.env.constrained and c.env.action_format == "tagged":
+        yield (
+            "env.action_format",
+            "a constrained reply is the action alone, without tags: set env.action_format=bare or env.constrained=false",
+        )
 
 
 def _role(name: str, r: RoleConfig) -> Found:

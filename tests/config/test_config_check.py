@@ -58,6 +58,10 @@ def test_contradictions_are_refused(override: str, message: str) -> None:
     assert message in problems_of(override)
 
 
+def test_a_constrained_action_has_no_tags() -> None:
+    assert "the action alone, without tags" in problems_of("env.constrained=true", "env.action_format=tagged")
+
+
 def test_C08_greedy_evaluation_is_fine() -> None:
     assert problems_of("run.eval_modes=[greedy]", "actor.sampling.temperature=1.0") == ""
 
