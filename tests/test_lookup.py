@@ -1,9 +1,11 @@
 """Names in a configuration: what does not exist or does not fit is said before anything starts."""
 
+import pathlib
+
 import pytest
 
 from crl_jax import lookup
-from crl_jax.config import Config, ConfigError
+from crl_jax.config import Config, ConfigError, load
 from crl_jax.config.load import parse_text
 from crl_jax.models.load import load_codec
 
@@ -62,6 +64,13 @@ def test_actions_that_the_tokenizer_can_write() -> None:
     for overrides in ([], ["env.constrained=true", 'env.action_prefix=" "']):
         fine = config(*overrides)
         lookup.check_actions(fine, lookup.tasks(fine)[0], load_codec(fine.actor.tokenizer))
+
+
+def test_the_actors_of_the_shipped_recipes_can_write_their_actions() -> None:
+    for recipe in (pathlib.Path(__file__).parents[1] / "configs").glob("*.yaml"):
+        shipped = load(recipe)
+        if shipped.actor.tokenizer == "builtin:micro":
+            lookup.check_actions(shipped, lookup.tasks(shipped)[0], load_codec("builtin:micro"))
 
 
 def test_prompts_that_do_not_exist() -> None:
