@@ -3,5 +3,5 @@
 # Arguments are passed on, e.g. launch/quickstart.sh run.steps=10 run.seed=7
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-launch/setup.sh
+bash launch/setup.sh
 exec "${CRL_VENV:-.venv}/bin/crl" train configs/quickstart.yaml "$@"

@@ -2,7 +2,7 @@
 # Lint, type-check and test, in that order; stops at the first that fails. Arguments go to pytest, e.g. launch/test.sh tests/config -k C09
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-launch/setup.sh
+bash launch/setup.sh
 bin=${CRL_VENV:-.venv}/bin
 export JAX_PLATFORMS=cpu PYTHONHASHSEED=0
 "$bin/ruff" check --no-cache .
