@@ -13,7 +13,9 @@ import functools
 import itertools
 import pathlib
 import resource
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -203,10 +205,21 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
 
 
 def _keep_compiled_programs(folder: str) -> None:
-    if folder:
-        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(folder).expanduser()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    """Only a help to the next run, so a folder that cannot be written (or a user without a home) is a warning."""
+    if not folder:
+        return
+    try:
+        path = pathlib.Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except (OSError, RuntimeError) as error:
+        warnings.warn(
+            f"compiled programs are not kept, every run compiles: run.compile_cache={folder}: {error}", RuntimeWarning, stacklevel=2
+        )
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _roles(config: Config) -> tuple[str, ...]:
