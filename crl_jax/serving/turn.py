@@ -10,10 +10,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from crl_jax.errors import UserError
 from crl_jax.serving.engine import Emitted, SlotEngine
 from crl_jax.serving.scheduler import Request, Scheduler, Session, group_rows
 
 Pending = tuple[Any, list[tuple[Session, Request]], bool]  # a dispatch's result, whose rows they are, and whether generate made it
+
+
+class WeightsDiverged(UserError, FloatingPointError):
+    """Nothing can be sampled from the published weights. Ends a run before the learner has refused enough updates to give up."""
 
 
 class EngineTurn:
@@ -92,4 +97,7 @@ class EngineTurn:
 
     def _check_finite(self, emitted: Emitted) -> None:
         if not all(map(math.isfinite, emitted.logps)):
-            raise FloatingPointError(f"weights of version {self._version} give non-finite log-probs: {emitted.logps[:4]}")
+            raise WeightsDiverged(
+                f"weights of version {self._version} give non-finite log-probs {list(emitted.logps[:4])}: training diverged; lower the "
+                "learning rate, and resume from an earlier checkpoint"
+            )

@@ -17,6 +17,7 @@ from crl_jax.records import Completion, Finish, SamplingParams
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.engine import SlotEngine
 from crl_jax.serving.sampler import EngineSampler, PromptTooLong, SamplerClosed
+from crl_jax.serving.turn import WeightsDiverged
 
 CONFIG = transformer.ModelConfig("tiny", 40, 16, 2, 4, 2, 8, 32, tie_embeddings=False)
 LENGTH, STOP = 32, 7
@@ -386,7 +387,7 @@ def test_non_finite_weights_stop_the_sampler_with_their_version(make):
     async def main():
         async with opened(make(), weights(0)) as sampler:
             sampler.publish(jax.tree.map(lambda x: x * jnp.nan, weights(0)), 3)
-            with pytest.raises(FloatingPointError, match="version 3"):
+            with pytest.raises(WeightsDiverged, match=r"version 3 .* lower the learning rate"):
                 await sampler.complete(prompt(0, 4), GREEDY(2))
 
     asyncio.run(main())

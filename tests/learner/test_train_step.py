@@ -224,6 +224,22 @@ def test_the_transformer_overfits_four_sequences() -> None:
     assert int(state.skipped) == 0
 
 
+@pytest.mark.parametrize("kind", ["supervised", "actor"])
+def test_M05_an_absurd_learning_rate_ends_training_and_keeps_the_weights_finite(kind: str) -> None:
+    config = ModelConfig(name="t", vocab_size=VOCAB, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=32)
+    optimizer = make_optimizer(1e9)
+    step = make_train_step(config, optimizer, getattr(objective, kind)(), temperature=1.0, allowed=None)
+    state, four = init_state(transformer.init(config, jax.random.key(0)), optimizer), to_batch(samples(4, 3), **BUCKETS)
+    refused = 0.0
+    for _ in range(8):
+        state, sums = step(state, four)
+        refused += float(sums["refused"].total)
+    assert int(state.skipped_in_row) == int(state.skipped) == refused >= 5
+    with pytest.raises(TrainingDiverged, match="updates in a row were refused after step"):
+        require_progress(state, limit=5)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+
+
 def test_bad_arguments_are_refused(steps: dict) -> None:
     with pytest.raises(ValueError, match="do not divide 6 rows"):
         steps[4](fresh(), to_batch(samples(6), **BUCKETS | {"row_buckets": (6,)}))
