@@ -21,15 +21,14 @@ from crl_jax.config.schema import Config
 from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.config import ModelConfig
-from crl_jax.models.load import load_codec, load_params
+from crl_jax.models.load import load_codec, load_config, load_params
 from crl_jax.models.params import Params
-from crl_jax.models.presets import preset
 from crl_jax.records import Task
 from crl_jax.rollout.agent import ActorPrompts
 from crl_jax.rollout.tasks import Goal, fixed_tasks
 from crl_jax.seeds import derive_seed
 from crl_jax.sharding.mesh import make_mesh
-from crl_jax.sharding.rules import check_divisible
+from crl_jax.sharding.rules import check_divisible, param_shardings
 from envs import registry
 from envs.parse import parse_action
 
@@ -99,7 +98,7 @@ def role_parts(config: Config, name: str) -> RoleParts:
     with _about(f"{name}.tokenizer"):
         codec = load_codec(role.tokenizer)
     with _about(f"{name}.model"):
-        model = preset(role.model, vocab_size=codec.tokenizer.vocab_size if role.weights == "random" or role.model == "micro" else None)
+        model = load_config(role.model, vocab_size=codec.tokenizer.vocab_size if role.weights == "random" or role.model == "micro" else None)
     if codec.tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"`{name}.tokenizer`: {role.tokenizer} has {codec.tokenizer.vocab_size} ids, model {role.model} only {model.vocab_size}: "
@@ -109,7 +108,8 @@ def role_parts(config: Config, name: str) -> RoleParts:
         mesh = _mesh(role.mesh)
         check_divisible(model, mesh)
     with _about(f"{name}.weights"):
-        params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"))
+        shardings = param_shardings(model, mesh) if mesh.size > 1 else None
+        params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"), shardings=shardings)
     return RoleParts(codec, model, mesh, params)
 
 

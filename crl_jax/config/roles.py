@@ -73,9 +73,9 @@ class ExtractorLossConfig:
 class RoleConfig:
     """What the actor and the extractor have in common."""
 
-    model: str = "micro"  # preset name of crl_jax.models
-    weights: str = "random"  # "random", "builtin:NAME" (shipped, or files of an installed package), or a path
-    tokenizer: str = "builtin:micro"  # "builtin:NAME", or the path of a saved vocabulary
+    model: str = "micro"  # preset name of crl_jax.models, a Hugging Face model folder or a GGUF file
+    weights: str = "random"  # "random", "builtin:NAME" (shipped, or files of an installed package), a Hugging Face folder or a file
+    tokenizer: str = "builtin:micro"  # "builtin:NAME", a Hugging Face folder, a GGUF file or a saved vocabulary
     prompt: str = "default"  # prompt variant
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

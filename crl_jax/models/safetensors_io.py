@@ -6,6 +6,7 @@ Does not: convert foreign layouts (``gguf``) or shard (``sharding.rules``).
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from crl_jax.models.params import Params, check_complete, flatten, unflatten
-from crl_jax.models.transformer import ModelConfig, param_shapes
+from crl_jax.models.config import ModelConfig
+from crl_jax.models.params import Params, flatten
+from crl_jax.models.stream import Stored, load_stored, tensor_pieces
+from crl_jax.models.tensor_file import DTYPES, TensorFile
 
 
 def save_params(params: Params, path: str | os.PathLike[str], *, dtype: Any = None) -> None:
@@ -40,12 +43,15 @@ def save_params(params: Params, path: str | os.PathLike[str], *, dtype: Any = No
     os.replace(temporary, target)
 
 
-def load_params(config: ModelConfig, path: str | os.PathLike[str], *, dtype: Any = jnp.float32) -> Params:
-    """Read the parameters of ``config`` from ``path`` as ``dtype`` (None: as stored).
+def load_params(config: ModelConfig, path: str | os.PathLike[str], *, dtype: Any = jnp.float32, shardings: Params | None = None) -> Params:
+    """Read the parameters of ``config`` from ``path`` as ``dtype`` (None: each as stored), one tensor at a time.
 
-    Raises FileNotFoundError for a missing file and ValueError naming every missing, unexpected or misshapen tensor.
+    ``shardings`` has a Sharding per parameter; None puts everything on the default device. Raises FileNotFoundError for a missing file and
+    ValueError naming every missing, unexpected or misshapen tensor.
     """
-    found = load_file(path)
-    expected = flatten(param_shapes(config))
-    check_complete(found, expected, source=f"{path}")
-    return unflatten({name: jnp.asarray(found[name] if dtype is None else found[name].astype(jnp.dtype(dtype))) for name in expected})
+    file = TensorFile(path)
+    stored = {
+        name: Stored(entry.shape, functools.partial(tensor_pieces, file, name), DTYPES.get(entry.dtype))
+        for name, entry in file.entries.items()
+    }
+    return load_stored(stored, config, dtype=dtype, shardings=shardings, source=f"{path}")

@@ -69,8 +69,9 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
-    def open(self, role: str) -> list[int]: ...
-    def close(self) -> list[int]: ...
+    def open(self, role: str, after: str | None = None) -> list[int]: ...
+    def close(self, role: str = "user") -> list[int]: ...
+    def reply(self) -> list[int]: ...
     def after_reply(self) -> list[int]: ...
 
 
@@ -160,6 +161,7 @@ class _Play:
         self.turns: list[Turn] = []
         self.asks: list[str] = []
         self.version = sampler.version
+        self.role: str | None = None  # of the newest message, which decides what the template puts before the next
 
     async def run(self, env: EpisodeEnv) -> Episode:
         observation = (await env.reset(self.plan.task.seed)).text
@@ -212,28 +214,33 @@ class _Play:
         if ids:
             self.log = self.log.append_context(ids, provenance)
 
+    def _open(self, role: str) -> None:
+        self._context(self.codec.open(role, self.role), Provenance.TEMPLATE)
+        self.role = role
+
     def _message(self, role: str, text: str, provenance: Provenance) -> None:
         """One whole message and the header of the assistant's reply to it."""
-        self._context(self.codec.open(role), Provenance.TEMPLATE)
+        self._open(role)
         if role == "user" and not self.turns:
             self._context(self.codec.encode(self.plan.task.goal + (self.prompts.ask_hint if self.plan.ask_uses else "")), Provenance.PROMPT)
         self._context(self.codec.encode(text), provenance)
-        self._context(self.codec.close() + self.codec.open("assistant"), Provenance.TEMPLATE)
+        self._context(self.codec.close(role) + self.codec.reply(), Provenance.TEMPLATE)
+        self.role = "assistant"
 
     def _open_prompt(self) -> None:
         lessons = [self.prompts.lesson.replace("{text}", as_data(text)) for _, text in self.plan.lessons]
         system = self.prompts.system.replace("{env}", self.plan.system)
         if system or lessons:
-            self._context(self.codec.open("system"), Provenance.TEMPLATE)
+            self._open("system")
             self._context(self.codec.encode(system), Provenance.PROMPT)
             for lesson in lessons:
                 self._context(self.codec.encode(lesson), Provenance.EXPERIENCE)
-            self._context(self.codec.close(), Provenance.TEMPLATE)
+            self._context(self.codec.close("system"), Provenance.TEMPLATE)
         for observation, action in self.prompts.examples:
             for role, text in (("user", observation), ("assistant", action)):
-                self._context(self.codec.open(role), Provenance.TEMPLATE)
+                self._open(role)
                 self._context(self.codec.encode(text), Provenance.PROMPT)
-                self._context(self.codec.close(), Provenance.TEMPLATE)
+                self._context(self.codec.close(role), Provenance.TEMPLATE)
 
     async def _reply(self) -> tuple[str, tuple[int, int]]:
         seed = derive_seed(self.plan.sampling.seed, self.plan.id, len(self.turns))
@@ -243,7 +250,7 @@ class _Play:
         self.log = self.log.append_completion(completion)
         self.sent = len(self.log)
         stopped = completion.finish is Finish.STOP
-        self._context(self.codec.after_reply() if stopped else self.codec.close(), Provenance.TEMPLATE)
+        self._context(self.codec.after_reply() if stopped else self.codec.close("assistant"), Provenance.TEMPLATE)
         said = list(completion.ids[:-1] if stopped else completion.ids)
         return self.codec.decode(said), (start, start + len(completion.ids))
 

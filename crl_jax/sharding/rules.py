@@ -40,7 +40,7 @@ RULES = (
     Rule(r"layers\.\d+\.mlp\.(gate|up)", (FSDP, TENSOR), ("d_model", "d_ff")),
     Rule(r"layers\.\d+\.mlp\.down", (TENSOR, FSDP), ("d_ff", "d_model")),
     Rule(r"layers\.\d+\.attn\.[qk]_norm\.scale", (None,), ("head_dim",)),
-    Rule(r"(layers\.\d+\.(attn|mlp)_norm|final_norm)\.scale", (None,), ("d_model",)),
+    Rule(r"(layers\.\d+\.(attn|mlp)(_post)?_norm|final_norm)\.scale", (None,), ("d_model",)),
 )
 
 

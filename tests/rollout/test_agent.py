@@ -32,11 +32,14 @@ class ToyCodec:
     def decode(self, ids):
         return "".join(WORDS[i - 10] for i in ids if i >= 10)
 
-    def open(self, role):
+    def open(self, role, after=None):
         return HEADERS[role]
 
-    def close(self):
+    def close(self, role="user"):
         return [STOP, 6]
+
+    def reply(self):
+        return HEADERS["assistant"]
 
     def after_reply(self):
         return [6]
