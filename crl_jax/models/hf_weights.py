@@ -76,14 +76,14 @@ def stored_hf(folder: str | os.PathLike[str], config: ModelConfig) -> dict[str, 
 
     Raises FileNotFoundError when there are no safetensors files or one that the index names is missing.
     """
-    tensors = {name: file for file in _files(pathlib.Path(folder)) for name in file.entries}
-    ours = {hf_name(name, config): name for name in flatten(param_shapes(config))}
+    tensors: dict[str, TensorFile] = {name: file for file in _files(pathlib.Path(folder)) for name in file.entries}
+    ours: dict[str, str] = {hf_name(name, config): name for name in flatten(param_shapes(config))}
     if config.tie_embeddings:
         tensors.pop("lm_head.weight", None)  # the embedding table again
     found: dict[str, Stored] = {}
     for name, file in tensors.items():
         if not IGNORED.fullmatch(name):
-            target = ours[name] if name in ours else name
+            target = ours.get(name, name)
             transposed = is_matrix(target)
             entry = file.entries[name]
             shape = entry.shape[::-1] if transposed else entry.shape

@@ -84,8 +84,7 @@ def load_params(name: str, config: ModelConfig, *, seed: int, dtype: Any = jnp.f
     """
     path = pathlib.Path(name)
     if name == "random":
-        make = jax.jit(lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), transformer.init(config, key)), out_shardings=shardings)
-        return make(jax.random.key(seed))
+        return _fresh(config, seed, dtype, shardings)
     if name == "builtin:micro":
         return read_params(config, MICRO_WEIGHTS, dtype=dtype, shardings=shardings)
     if name == "builtin:smollm2-135m":
@@ -109,6 +108,14 @@ def check_vocabulary(codec: ChatCodec, config: ModelConfig) -> None:
             f"the tokenizer has {codec.tokenizer.vocab_size} ids, model `{config.name}` has {config.vocab_size}: use the tokenizer that "
             "came with the weights"
         )
+
+
+def _fresh(config: ModelConfig, seed: int, dtype: Any, shardings: Params | None) -> Params:
+    def make(key: jax.Array) -> Params:
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), transformer.init(config, key))
+
+    run = make if shardings is None else jax.jit(make, out_shardings=shardings)  # one device: not worth a compilation
+    return run(jax.random.key(seed))
 
 
 def _hf_codec(folder: pathlib.Path) -> ChatCodec:

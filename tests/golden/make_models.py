@@ -45,12 +45,12 @@ MODELS = {
     "gemma3": (
         Gemma3TextConfig(
             **SIZES,
-            num_hidden_layers=3,
+            num_hidden_layers=2,
             num_key_value_heads=1,
             head_dim=16,
             query_pre_attn_scalar=24,
             sliding_window=5,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            layer_types=["sliding_attention", "full_attention"],
         ),
         torch.bfloat16,
         "5GB",

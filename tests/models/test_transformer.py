@@ -161,7 +161,7 @@ def test_presets():
     assert count_params(SMOLLM2_135M) == 134_515_008
     assert 0.8e6 < count_params(MICRO) < 1.1e6
     assert preset("micro", vocab_size=77).vocab_size == 77
-    assert set(PRESETS) == {"tiny", "micro", "smollm2-135m"}
+    assert {"tiny", "micro", "smollm2-135m", "qwen2.5-7b", "qwen3-4b"} <= set(PRESETS)
     with pytest.raises(ValueError, match="tiny"):
         preset("large")
 
