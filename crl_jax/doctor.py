@@ -39,6 +39,7 @@ NEEDS = (
             "jaxtyping",
             "tokenizers",
             "safetensors",
+            "jinja2",
             "PyYAML",
         ),
         "pip install -e .",

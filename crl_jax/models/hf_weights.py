@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -116,7 +116,7 @@ def export_hf(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     outgoing = [_outgoing(name, leaf, config, np.dtype(dtype)) for name, leaf in flat.items()]
-    _write_files(temporary, outgoing, file_bytes)
+    write_files(temporary, outgoing, file_bytes)
     (temporary / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     if source is not None:
         for name in COPIED:
@@ -155,14 +155,16 @@ def _outgoing(name: str, leaf: Any, config: ModelConfig, dtype: np.dtype[Any]) -
     return Outgoing(hf_name(name, config), shape[::-1] if is_matrix(name) else shape, dtype, values)
 
 
-def _write_files(folder: pathlib.Path, tensors: list[Outgoing], file_bytes: int) -> None:
+def write_files(folder: pathlib.Path, tensors: Sequence[Outgoing], file_bytes: int) -> None:
+    """Write tensors, named as in ``hf_name``, to one file, or to several and an index when they have more than ``file_bytes`` of data."""
     groups: list[list[Outgoing]] = [[]]
     for tensor in tensors:
         if groups[-1] and sum(t.nbytes for t in groups[-1]) + tensor.nbytes > file_bytes:
             groups.append([])
         groups[-1].append(tensor)
     if len(groups) == 1:
-        return write_tensors(folder / SINGLE, groups[0])
+        write_tensors(folder / SINGLE, groups[0])
+        return
     names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     for name, group in zip(names, groups, strict=True):
         write_tensors(folder / name, group)
@@ -171,7 +173,6 @@ def _write_files(folder: pathlib.Path, tensors: list[Outgoing], file_bytes: int)
         "weight_map": {t.name: name for name, group in zip(names, groups, strict=True) for t in group},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return None
 
 
 def _config_fields(config: ModelConfig, dtype: str, source: pathlib.Path | None) -> dict[str, Any]:
