@@ -75,6 +75,16 @@ class HFTokenizer:
                 ids += [self._markers[part]] if part in self._markers else self.encode(part)
         return ids
 
+    def encode_at_once(self, text: str) -> list[int]:
+        """Ids of a whole rendered conversation as the engine itself finds its special tokens: what ``encode_markup`` must agree with.
+
+        For checks while loading: other threads must not encode meanwhile.
+        """
+        self._core.encode_special_tokens = False
+        ids = self._core.encode(text, add_special_tokens=False).ids
+        self._core.encode_special_tokens = True
+        return ids
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``; special tokens have none, markers that are not special (``<think>``) are shown."""
         return self._core.decode([int(i) for i in ids if int(i) not in self._special_ids], skip_special_tokens=False)

@@ -122,7 +122,7 @@ def template_codec(tokenizer: HFTokenizer, renderer: TemplateRenderer, *, stop_i
         reply_header=tuple(encode(next(iter(replies.values())))),
     )
     codec = ChatCodec(tokenizer, chat)
-    _check_incremental(codec, renderer)
+    _check_incremental(codec, tokenizer, renderer)
     return codec
 
 
@@ -165,18 +165,18 @@ def _closing(gaps: Sequence[str], tail: str | None) -> str:
     return os.path.commonprefix(list(gaps))
 
 
-def _check_incremental(codec: ChatCodec, renderer: TemplateRenderer) -> None:
-    tokenizer: Any = codec.tokenizer
+def _check_incremental(codec: ChatCodec, tokenizer: HFTokenizer, renderer: TemplateRenderer) -> None:
     for roles in PROBES:
         messages = list(zip(roles, TEXTS, strict=False))
         at_once = renderer.render(messages, reply=True)
         if at_once is None or renderer.around(roles, reply=True) is None:
             continue
         grown = codec.render([_Message(role, text) for role, text in messages])
-        if grown != tokenizer.encode_markup(at_once):
+        expected = tokenizer.encode_at_once(at_once)
+        if grown != expected:
             raise ValueError(
                 f"the chat template of {renderer.name} is not incremental for {', '.join(roles)}: at once it is {at_once!r}, ids "
-                f"{tokenizer.encode_markup(at_once)}; message by message the ids are {grown}. Put a template that only appends into "
+                f"{expected}; message by message the ids are {grown}. Put a template that only appends into "
                 "chat_template.jinja of the model folder"
             )
 

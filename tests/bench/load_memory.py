@@ -5,9 +5,13 @@
 Makes a random Hugging Face folder of the Qwen2.5-0.5B shape (0.49 G parameters, bf16, several files), loads it in a process of its own,
 and prints the result as the last line. The devices are virtual, so what they hold is host memory too: that part (the shards) is what any
 loader needs. The value is what was needed beyond it, in layer-stacks; one layer-stack is the largest matrix of a layer times the layers.
+XLA on CPU adopts the buffers that are filled from the files; where devices have memory of their own, the host also needs its part of the one
+parameter in transfer (largest_parameter_mib for one process).
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import pathlib
@@ -60,6 +64,8 @@ def load(folder: str) -> dict[str, float]:
     config = load_config(folder)
     shardings = param_shardings(config, make_mesh(1, 4, 2))
     jax.block_until_ready(jax.device_put(jnp.zeros(8), jax.tree.leaves(shardings)[0].mesh.devices.flat[7]))
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what tracing has freed goes back to the system, or it would be used again and not be seen
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before, started, cpu = memory("VmRSS"), time.monotonic(), time.process_time()
     params = load_params(folder, config, seed=0, dtype=jnp.bfloat16, shardings=shardings)
@@ -90,6 +96,7 @@ def main() -> None:
     details = {
         **found,
         "layer_stack_mib": round(stack, 1),
+        "largest_parameter_mib": round(config.vocab_size * config.d_model * 2 / MIB, 1),
         "model": config.name,
         "files": len(files),
         "stored_as": "bfloat16",

@@ -122,6 +122,15 @@ def test_further_stop_ids():
     assert codec_of(PLAIN, stop_ids=(extra, end)).stop_ids == (end, extra)
 
 
+def test_R01_a_tokenizer_that_marks_beginnings_is_refused():
+    """With a space put before every text, a message after the template's words gets other ids than in the whole conversation."""
+    definition = json.loads((CHAT / "folded_system" / "tokenizer.json").read_text(encoding="utf-8"))
+    definition["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, definition["normalizer"]]}
+    template = (CHAT / "folded_system" / "chat_template.jinja").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="not incremental for user"):
+        template_codec(HFTokenizer(definition, markup=template), TemplateRenderer(template, {"bos_token": "<bos>"}, name="toy"))
+
+
 @pytest.mark.parametrize(
     ("template", "words"),
     [
