@@ -5,8 +5,8 @@
 Makes a random Hugging Face folder of the Qwen2.5-0.5B shape (0.49 G parameters, bf16, several files), loads it in a process of its own,
 and prints the result as the last line. The devices are virtual, so what they hold is host memory too: that part (the shards) is what any
 loader needs. The value is what was needed beyond it, in layer-stacks; one layer-stack is the largest matrix of a layer times the layers.
-XLA on CPU adopts the buffers that are filled from the files; where devices have memory of their own, the host also needs its part of the one
-parameter in transfer (largest_parameter_mib for one process).
+XLA on CPU adopts the buffers that are filled from the files; where devices have memory of their own, the host also needs its part of one
+parameter in transfer (largest_parameter_mib, for one process).
 """
 
 import argparse
