@@ -98,7 +98,9 @@ def role_parts(config: Config, name: str) -> RoleParts:
     with _about(f"{name}.tokenizer"):
         codec = load_codec(role.tokenizer)
     with _about(f"{name}.model"):
-        model = load_config(role.model, vocab_size=codec.tokenizer.vocab_size if role.weights == "random" or role.model == "micro" else None)
+        model = load_config(
+            role.model, vocab_size=codec.tokenizer.vocab_size if role.weights == "random" or role.model == "micro" else None
+        )
     if codec.tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"`{name}.tokenizer`: {role.tokenizer} has {codec.tokenizer.vocab_size} ids, model {role.model} only {model.vocab_size}: "
@@ -139,7 +141,7 @@ def _about(key: str) -> Iterator[None]:
     """What looking up the value of ``key`` raises is a mistake in the configuration."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, ValueError, OSError, ImportError) as error:
         raise ConfigError(f"`{key}`: {error.args[0] if isinstance(error, KeyError) else error}") from error
 
 

@@ -50,7 +50,7 @@ def load_config(name: str, *, vocab_size: int | None = None) -> ModelConfig:
         return read_hf_config(path)
     if path.suffix == ".gguf" and path.exists():
         return gguf_config(_open_gguf(path))
-    raise ValueError(f"model {name!r}: use one of {sorted(PRESETS)}, a Hugging Face model folder or a GGUF file")
+    raise ValueError(f"unknown model preset `{name}`: use one of {sorted(PRESETS)}, a Hugging Face model folder or a GGUF file")
 
 
 def load_codec(name: str) -> ChatCodec:
@@ -99,15 +99,6 @@ def load_params(name: str, config: ModelConfig, *, seed: int, dtype: Any = jnp.f
     if path.exists():
         return read_params(config, path, dtype=dtype, shardings=shardings)
     raise ValueError(f"weights {name!r}: use `random`, one of {list(BUILTIN)}, a Hugging Face model folder, a GGUF or a safetensors file")
-
-
-def check_vocabulary(codec: ChatCodec, config: ModelConfig) -> None:
-    """Check that every id of the tokenizer has a row in the model's table. Raises ValueError with both sizes."""
-    if codec.tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {codec.tokenizer.vocab_size} ids, model `{config.name}` has {config.vocab_size}: use the tokenizer that "
-            "came with the weights"
-        )
 
 
 def _fresh(config: ModelConfig, seed: int, dtype: Any, shardings: Params | None) -> Params:
