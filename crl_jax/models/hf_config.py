@@ -135,7 +135,7 @@ def to_hf_config(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
         }
         if kind == "gemma3_text":
             fields |= {
-                "query_pre_attn_scalar": round((config.query_scale or config.head_dim**-0.5) ** -2, 6),
+                "query_pre_attn_scalar": round((config.query_scale or config.head_dim**-0.5) ** -2),  # transformers insists on an integer
                 "rope_local_base_freq": config.local_rope_theta,
             }
         if config.local_layers:
