@@ -20,6 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from crl_jax import lookup, run_folder
 from crl_jax.browse import BANK_FILE
@@ -39,8 +43,11 @@ from crl_jax.learner import objective
 from crl_jax.learner.optimizer import make_optimizer, make_schedule
 from crl_jax.lookup import RoleParts
 from crl_jax.models import transformer
+from crl_jax.models.attention import attention_for, best_kernel
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
+from crl_jax.models.forward import Execution
+from crl_jax.models.lora import Lora
 from crl_jax.records import Episode, SamplingParams, Task
 from crl_jax.role import Buckets, Role
 from crl_jax.rollout.bank import ManagedBank
@@ -51,6 +58,8 @@ from crl_jax.rollout.tasks import Goal, TaskStream
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import EngineSampler, Sampler
+from crl_jax.sharding.mesh import DATA, FSDP, TENSOR
+from crl_jax.sharding.reshard import make_copy
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
@@ -165,7 +174,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
     prompts, lessons = lookup.actor_prompts(config.actor.prompt), lookup.extractor_prompts(config.extractor.prompt)
     with contextlib.ExitStack() as stack:
         folder = run_folder.existing(config) if read_only else stack.enter_context(run_folder.claim(config, resume=resume))
-        parts = {name: lookup.role_parts(config, name) for name in _roles(config)}
+        parts = lookup.run_parts(config, _roles(config))
         actor_codec = parts["actor"].codec
         lookup.check_actions(config, goals, actor_codec)
         trie = _trie(config, goals, actor_codec) if config.env.constrained else None
@@ -251,16 +260,7 @@ def _role(
     from crl_jax.serving.jetstream_engine import JetStreamEngine  # imports JetStream, so only where an engine is made
 
     model, mesh, params = parts.model, parts.mesh, parts.params
-    steps = config.run.steps if name == "actor" else max(config.run.steps, 2)
-    o = role.optimizer
-    optimizer = make_optimizer(
-        make_schedule(o.schedule, o.lr, steps=max(steps, o.warmup_steps + 1), warmup_steps=o.warmup_steps),
-        b1=o.b1,
-        b2=o.b2,
-        eps=o.eps,
-        weight_decay=o.weight_decay,
-        clip_norm=o.clip_norm,
-    )
+    optimizer = optimizer_of(config, name, role)
     engine = JetStreamEngine(
         model,
         max_slots=role.slots,
@@ -269,28 +269,69 @@ def _role(
         mesh=mesh if mesh.size > 1 else None,
         row_buckets=role.row_buckets,
         chunk_buckets=role.chunk_buckets,
+        cache_dtype=jnp.dtype(role.serve_dtype),
     )
-    sampler: Sampler = EngineSampler(engine, params, request_timeout_s=config.run.collect_timeout_s)
+    served = make_copy(role.serve_dtype)(params) if role.serve_dtype != "float32" else params
+    sampler: Sampler = EngineSampler(engine, served, request_timeout_s=config.run.collect_timeout_s)
     stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
-    rows = config.run.groups_per_step * config.run.group_size if name == "actor" else config.extractor.batch_size
-    turns = config.env.max_turns if name == "actor" else 1
     return Role(
         name,
         model_config=model,
         params=params,
         optimizer=optimizer,
-        objective=_objective(config, name),
+        objective=objective_of(config, name),
         sampler=sampler,
-        buckets=Buckets.of(rows=rows, max_length=role.max_length, max_tokens=turns * role.sampling.max_new_tokens),
+        buckets=buckets_of(config, name, role, mesh),
         temperature=role.sampling.temperature,
         allowed=None if trie is None else trie.allowed,
         mesh=mesh,
         microbatches=role.microbatches,
-        remat=role.remat,
+        how=execution(role, mesh),
+        serve_dtype=role.serve_dtype,
+        lora=lora_of(role),
+        adapter_seed=derive_seed(config.run.seed, name, "lora"),
     )
 
 
-def _objective(config: Config, name: str) -> objective.Objective:
+def lora_of(role: RoleConfig) -> Lora | None:
+    """The role's adapters, or None when it trains all weights."""
+    return Lora(role.lora.rank, role.lora.alpha, role.lora.targets) if role.lora.rank else None
+
+
+def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
+    """How the learner of ``role`` runs its layers on ``mesh``, whose devices may be described ones that this machine lacks."""
+    dtype = np.dtype(jnp.bfloat16 if role.compute_dtype == "bfloat16" else jnp.float32)
+    shared = role.packing == "prefixes"
+    platform = mesh.devices.flat[0].platform
+    residual = NamedSharding(mesh, PartitionSpec((DATA, FSDP), TENSOR)) if role.sequence_parallel else None
+    kernel = best_kernel(platform, dtype, shared_prefixes=shared) if role.attention == "auto" else role.attention
+    return Execution(role.remat, role.scan_layers, dtype, attention_for(kernel, mesh), kernel == "splash", residual)
+
+
+def optimizer_of(config: Config, name: str, role: RoleConfig) -> optax.GradientTransformation:
+    """The optimiser of the role called ``name``, its schedule as long as the run."""
+    steps = config.run.steps if name == "actor" else max(config.run.steps, 2)
+    o = role.optimizer
+    schedule = make_schedule(o.schedule, o.lr, steps=max(steps, o.warmup_steps + 1), warmup_steps=o.warmup_steps)
+    return make_optimizer(schedule, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay, clip_norm=o.clip_norm)
+
+
+def buckets_of(config: Config, name: str, role: RoleConfig, mesh: jax.sharding.Mesh) -> Buckets:
+    """The batch shapes the role's train step compiles."""
+    rows = config.run.groups_per_step * config.run.group_size if name == "actor" else config.extractor.batch_size
+    turns = config.env.max_turns if name == "actor" else 1
+    return Buckets.of(
+        rows=rows,
+        max_length=role.max_length,
+        max_tokens=turns * role.sampling.max_new_tokens,
+        packing=role.packing,
+        row_length=role.row_length,
+        multiple=role.microbatches * mesh.shape["data"] * mesh.shape["fsdp"],
+    )
+
+
+def objective_of(config: Config, name: str) -> objective.Objective:
+    """What the role called ``name`` minimises."""
     if name == "actor":
         a = config.actor.loss
         return objective.actor(ratio=a.ratio, clip_low=a.clip_low, clip_high=a.clip_high, aggregation=a.aggregate)

@@ -92,8 +92,27 @@ def extractor_prompts(variant: str) -> ExtractorPrompts:
     return ExtractorPrompts.load(path)
 
 
-def role_parts(config: Config, name: str) -> RoleParts:
-    """Tokenizer, model, mesh and weights of the ``actor`` or the ``extractor``. Raises ConfigError when one is missing or does not fit."""
+def run_parts(config: Config, names: Sequence[str]) -> dict[str, RoleParts]:
+    """The parts of the roles called ``names``, in this order. Roles that train adapters over the same weights get one copy of them."""
+    found: dict[str, RoleParts] = {}
+    for name in names:
+        shared = found["actor"].params if found and shares_base(config) else None
+        found[name] = role_parts(config, name, shared)
+    return found
+
+
+def shares_base(config: Config) -> bool:
+    """Whether both roles train adapters over the same weights in the same place."""
+    a, e = config.actor, config.extractor
+    same = (a.model, a.weights, a.mesh) == (e.model, e.weights, e.mesh) and a.weights != "random"
+    return same and a.lora.rank > 0 and e.lora.rank > 0
+
+
+def role_parts(config: Config, name: str, params: Params | None = None) -> RoleParts:
+    """Tokenizer, model, mesh and weights of the ``actor`` or the ``extractor``; ``params``: weights to use instead of loading them.
+
+    Raises ConfigError when one is missing or does not fit.
+    """
     role: RoleConfig = config.actor if name == "actor" else config.extractor
     with _about(f"{name}.tokenizer"):
         codec = load_codec(role.tokenizer)
@@ -110,8 +129,9 @@ def role_parts(config: Config, name: str) -> RoleParts:
         mesh = _mesh(role.mesh)
         check_divisible(model, mesh)
     with _about(f"{name}.weights"):
-        shardings = param_shardings(model, mesh) if mesh.size > 1 else None
-        params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"), shardings=shardings)
+        if params is None:
+            shardings = param_shardings(model, mesh) if mesh.size > 1 else None
+            params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"), shardings=shardings)
     return RoleParts(codec, model, mesh, params)
 
 

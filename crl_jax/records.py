@@ -275,19 +275,27 @@ class TrainSample:
 
 
 class TrainBatch(NamedTuple):
-    """Arrays of one optimiser step. ``T`` is the padded sequence length, ``N`` the padded number of trained tokens per row.
+    """Arrays of one optimiser step: ``B`` rows of ``T`` tokens, and ``S`` sequences of at most ``N`` trained tokens.
 
-    Only the trained positions are unembedded: ``token_index[b, n] = t`` says that ``tokens[b, t]`` is the n-th sampled token of row b
-    (scored from the hidden state at t-1). Padding rows and slots have ``mask`` False, so they add nothing to any sum.
+    Only the trained positions are unembedded: ``token_index[s, n] = t`` says that token t of its row is the n-th sampled token of
+    sequence s. Padding rows and slots have ``mask`` False, so they add nothing to any sum.
+
+    Unpacked batches have one sequence per row (S = B, sequence s in row s) and leave the last three fields None: a token is scored from
+    the hidden state before it. In packed batches S = B * P, and sequences s = b * P ... b * P + P - 1 lie in row b; ``segments``
+    numbers the sequences of a row, ``prefixes`` names the sequence a token continues (its own when it continues none, None when no row
+    shares a prefix), and ``source_index[s, n]`` is the position whose hidden state scores the token.
     """
 
     tokens: Int[Array, "B T"]
     positions: Int[Array, "B T"]  # -1 at padding
-    token_index: Int[Array, "B N"]  # >= 1 where mask
-    mask: Bool[Array, "B N"]
-    behaviour_logps: Float[Array, "B N"]
-    advantages: Float[Array, "B N"]
-    states: Int[Array, "B N"]  # constraint state, 0 = full softmax
+    token_index: Int[Array, "S N"]  # >= 1 where mask
+    mask: Bool[Array, "S N"]
+    behaviour_logps: Float[Array, "S N"]
+    advantages: Float[Array, "S N"]
+    states: Int[Array, "S N"]  # constraint state, 0 = full softmax
+    source_index: Int[Array, "S N"] | None = None
+    segments: Int[Array, "B T"] | None = None  # -1 at padding
+    prefixes: Int[Array, "B T"] | None = None  # -1 at padding
 
 
 class Sum(NamedTuple):

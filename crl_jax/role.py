@@ -7,8 +7,9 @@ the sampler's weights are a copy, so a donated train step cannot delete them. Do
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,38 +18,78 @@ import optax
 from jaxtyping import Int
 
 from crl_jax.learner.batching import to_batch
+from crl_jax.learner.lora import make_lora_step
 from crl_jax.learner.objective import Objective
+from crl_jax.learner.packing import pack_batch
 from crl_jax.learner.placement import place_batch, state_shardings
 from crl_jax.learner.state import LearnerState, init_state, require_progress
 from crl_jax.learner.step import Sums, make_train_step
-from crl_jax.records import TrainSample
+from crl_jax.models.forward import Execution
+from crl_jax.models.lora import Lora, init_adapters
+from crl_jax.records import TrainBatch, TrainSample
 from crl_jax.serving.sampler import Sampler
+from crl_jax.sharding.adapters import adapter_shardings, make_merge
 from crl_jax.sharding.mesh import DATA, FSDP
+from crl_jax.sharding.reshard import make_copy
 from crl_jax.sharding.rules import param_shardings
+
+Packing = Literal["padded", "sequences", "prefixes"]
 
 REFUSED_LIMIT = 5  # updates refused in a row before the run stops
 
 
 @dataclasses.dataclass(frozen=True)
 class Buckets:
-    """The batch shapes a role compiles: rows, sequence lengths (tokens) and trained tokens per row."""
+    """The batch shapes a role compiles: rows, sequence lengths (tokens) and trained tokens per sequence.
+
+    ``sequences``: how many sequences a packed row may hold; empty when rows are not packed.
+    """
 
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
     tokens: tuple[int, ...]
+    sequences: tuple[int, ...] = ()
+    share_prefixes: bool = False
 
     @staticmethod
-    def of(*, rows: int, max_length: int, max_tokens: int) -> Buckets:
-        """One row bucket; lengths at a half, three quarters and all of ``max_length``; trained tokens by powers of two from 16."""
-        lengths = sorted({-(-max_length * part // 4 // 8) * 8 for part in (2, 3)} | {max_length})
+    def of(*, rows: int, max_length: int, max_tokens: int, packing: Packing = "padded", row_length: int = 0, multiple: int = 1) -> Buckets:
+        """Shapes for batches of ``rows`` samples.
+
+        Unpacked: one row bucket; lengths at a half, three quarters and all of ``max_length``. Packed: rows of ``row_length`` tokens (0:
+        ``max_length``), their number by doubling from ``multiple`` (micro-batches times data shards), 4, 16 or ``rows`` sequences each.
+        Trained tokens by powers of two from 16.
+        """
         tokens = [16]
         while tokens[-1] < min(max_tokens, max_length):
             tokens.append(tokens[-1] * 2)
-        return Buckets((rows,), tuple(lengths), tuple(tokens))
+        if packing == "padded":
+            lengths = sorted({-(-max_length * part // 4 // 8) * 8 for part in (2, 3)} | {max_length})
+            return Buckets((rows,), tuple(lengths), tuple(tokens))
+        counts = [multiple]
+        while counts[-1] < rows:
+            counts.append(counts[-1] * 2)
+        sequences = sorted({min(size, rows) for size in (4, 16, rows)})
+        return Buckets(tuple(counts), (row_length or max_length,), tuple(tokens), tuple(sequences), packing == "prefixes")
+
+    def batch(self, samples: Sequence[TrainSample]) -> TrainBatch:
+        """The smallest batch that holds ``samples``. Raises ValueError when none does."""
+        if not self.sequences:
+            return to_batch(samples, row_buckets=self.rows, length_buckets=self.lengths, token_buckets=self.tokens)
+        return pack_batch(
+            samples,
+            row_buckets=self.rows,
+            length_buckets=self.lengths,
+            sequence_buckets=self.sequences,
+            token_buckets=self.tokens,
+            share_prefixes=self.share_prefixes,
+        )
 
 
 class Role:
-    """A learner and its sampler. Single-threaded except for the sampler, which serves any thread."""
+    """A learner and its sampler. Single-threaded except for the sampler, which serves any thread.
+
+    With ``lora`` the state holds adapters only and ``base`` the frozen weights, which another role may share; what is published is merged.
+    """
 
     def __init__(
         self,
@@ -64,33 +105,42 @@ class Role:
         allowed: Int[np.ndarray, "S A"] | None,
         mesh: jax.sharding.Mesh,
         microbatches: int = 1,
-        remat: bool = False,
+        how: Execution | None = None,
+        serve_dtype: Any = jnp.float32,
+        lora: Lora | None = None,
+        adapter_seed: int = 0,
     ) -> None:
         self.name, self.model_config, self.sampler, self.buckets, self.mesh, self.version = name, model_config, sampler, buckets, mesh, 0
         shardings = param_shardings(model_config, mesh)
-        self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        state = init_state(
-            self._copy(jax.device_put(params, shardings)), optimizer
-        )  # the step donates its state; the sampler keeps ``params``
+        base = jax.device_put(params, shardings)
+        if lora is None:
+            trained, served = (
+                make_copy(jnp.float32)(base),
+                make_copy(serve_dtype),
+            )  # the step donates its state; the sampler keeps ``params``
+        else:
+            trained, served = init_adapters(base, lora, jax.random.key(adapter_seed)), make_merge(lora, serve_dtype, base)
+            shardings = adapter_shardings(trained, mesh)
+        self.base, self._served = None if lora is None else base, served
+        state = init_state(trained, optimizer)
         self.shardings = state_shardings(state, optimizer, shardings, mesh)
         self.state: LearnerState = jax.device_put(state, self.shardings)
-        self._step = make_train_step(
-            model_config,
-            optimizer,
-            objective,
-            temperature=temperature or 1.0,
-            allowed=allowed,
-            microbatches=microbatches,
-            remat=remat,
-            mesh=mesh,
-            shardings=self.shardings,
-        )
+        options: dict[str, Any] = {
+            "temperature": temperature or 1.0,
+            "allowed": allowed,
+            "microbatches": microbatches,
+            "how": how,
+            "mesh": mesh,
+            "shardings": self.shardings,
+        }
+        if lora is None:
+            self._step = make_train_step(model_config, optimizer, objective, **options)
+        else:
+            self._step = functools.partial(make_lora_step(model_config, optimizer, objective, lora, **options), base)
 
     def update(self, samples: Sequence[TrainSample]) -> Sums:
         """One optimiser step on ``samples``. Raises TrainingDiverged after too many refused steps in a row."""
-        buckets = self.buckets
-        batch = to_batch(samples, row_buckets=buckets.rows, length_buckets=buckets.lengths, token_buckets=buckets.tokens)
-        self.state, sums = self._step(self.state, place_batch(batch, self.mesh, (DATA, FSDP)))
+        self.state, sums = self._step(self.state, place_batch(self.buckets.batch(samples), self.mesh, (DATA, FSDP)))
         sums = jax.device_get(sums)
         require_progress(self.state, limit=REFUSED_LIMIT)
         return sums
@@ -98,9 +148,9 @@ class Role:
     def publish(self) -> None:
         """Hand the current weights to the sampler as the next version."""
         self.version += 1
-        self.sampler.publish(self._copy(self.state.params), self.version)
+        self.sampler.publish(self._served(self.state.params), self.version)
 
     def restore(self, state: LearnerState, version: int) -> None:
         """Continue from a saved state and serve its weights under the saved version."""
         self.state, self.version = jax.device_put(state, self.shardings), version
-        self.sampler.publish(self._copy(self.state.params), version)
+        self.sampler.publish(self._served(self.state.params), version)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from crl_jax.config.roles import RoleConfig
+from crl_jax.config.roles import LORA_TARGETS, RoleConfig
 from crl_jax.config.schema import Config
 
 
@@ -151,6 +151,21 @@ def _role(name: str, r: RoleConfig) -> Found:
             f"{name}.chunk_buckets",
             "sizes of a prefill dispatch: chunk_buckets needs one or more, and all (of row_buckets, too) positive",
         )
+    if r.lora.rank < 0 or r.lora.alpha <= 0:
+        yield f"{name}.lora", f"rank must be 0 (off) or more and alpha above 0, got {r.lora.rank} and {r.lora.alpha}"
+    unknown = [target for target in r.lora.targets if target not in LORA_TARGETS]
+    if unknown or not r.lora.targets:
+        yield f"{name}.lora.targets", f"{unknown or 'an empty list'}: use one or more of {list(LORA_TARGETS)}"
+    if r.sequence_parallel and (r.row_length or r.max_length) % r.mesh.tensor:
+        yield f"{name}.sequence_parallel", f"rows of {r.row_length or r.max_length} tokens do not divide over tensor={r.mesh.tensor}"
+    if r.packing == "padded" and r.row_length:
+        yield f"{name}.row_length", f"{r.row_length} has no meaning for rows of one sequence: set it to 0, or {name}.packing=sequences"
+    elif r.row_length and r.row_length < r.max_length:
+        yield f"{name}.row_length", f"a row must hold the longest sequence: use {name}.max_length ({r.max_length}) or more"
+    if r.attention == "splash" and r.packing == "prefixes":
+        yield f"{name}.attention", f"splash cannot share beginnings between sequences: use {name}.packing=sequences, or einsum"
+    if r.attention == "cudnn" and r.compute_dtype != "bfloat16":
+        yield f"{name}.attention", f"cudnn needs half precision: set {name}.compute_dtype=bfloat16"
     if r.mesh.data < 0 or r.mesh.fsdp < 1 or r.mesh.tensor < 1:
         yield f"{name}.mesh", "axis sizes must be positive (data may be 0: all devices that are left)"
 

@@ -69,6 +69,18 @@ class ExtractorLossConfig:
     cooldown_steps: int = 1  # a generation trained less than this many steps ago has weight 0
 
 
+LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters instead of all weights. Roles with the same model, weights and mesh share one frozen copy of the weights."""
+
+    rank: int = 0  # 0 = train all weights
+    alpha: float = 16.0  # the change is alpha / rank times the product of the adapter's two matrices
+    targets: tuple[str, ...] = LORA_TARGETS  # matrices of each layer that get an adapter
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoleConfig:
     """What the actor and the extractor have in common."""
@@ -81,8 +93,16 @@ class RoleConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     max_length: int = 1024  # tokens of one whole sequence: prompt, observations and replies
     microbatches: int = 1  # gradient accumulation; the update is the same for every value
-    remat: bool = False  # recompute activations in the backward pass
+    remat: Literal["none", "full", "dots", "attention"] = "none"  # recomputed in the backward pass: see models.forward.Remat
+    sequence_parallel: bool = False  # activations between layers split over `tensor` along the sequence: max_length must divide
+    scan_layers: bool = False  # one compiled layer in a loop: smaller programs, one more copy of the weights
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"  # of the learner's activations; weights, moments and sums stay float32
+    attention: Literal["auto", "einsum", "cudnn", "splash"] = "auto"  # the learner's kernel; auto = the platform's fastest
+    packing: Literal["padded", "sequences", "prefixes"] = "padded"  # one sequence per row; several; several, equal beginnings once
+    row_length: int = 0  # tokens of a packed row; 0 = max_length
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    serve_dtype: Literal["float32", "bfloat16"] = "float32"  # of the sampler's weights and cache; training keeps float32 masters
     slots: int = 16  # sequences decoded together by the engine
     row_buckets: tuple[int, ...] = (
         8,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from crl_jax.records import TrainBatch, TrainSample
 
@@ -29,21 +30,14 @@ def to_batch(
     Raises ValueError when a sample or the batch is larger than the largest bucket (over-long samples are never cut), when the first
     token of a log is trained (nothing precedes it to score it from), or when there are no samples.
     """
-    if not samples:
-        raise ValueError("no samples: skip the update instead of training on an empty batch")
-    masks = [sample.log.loss_mask for sample in samples]
-    for i, mask in enumerate(masks):
-        if mask[:1].any():
-            raise ValueError(
-                f"sample {i}: its first token is trained, but a token is scored from the one before it: start logs with a prompt"
-            )
-    b = _bucket([len(samples)], row_buckets, "batch", "rows", "use a smaller batch or more micro-batches")
-    t = _bucket([len(s.log) for s in samples], length_buckets, "sample", "tokens", "raise max_length, or shorten episodes and prompts")
-    n = _bucket(
+    masks = check_scored(samples)
+    b = bucket_of([len(samples)], row_buckets, "batch", "rows", "use a smaller batch or more micro-batches")
+    t = bucket_of([len(s.log) for s in samples], length_buckets, "sample", "tokens", "raise max_length, or shorten episodes and prompts")
+    n = bucket_of(
         [int(m.sum()) for m in masks], token_buckets, "sample", "trained tokens", "lower sampling.max_new_tokens or the number of turns"
     )
 
-    batch = _empty(b, t, n)
+    batch = empty_batch(b, t, b, n)
     for row, (sample, mask) in enumerate(zip(samples, masks, strict=True)):
         log, where = sample.log, np.flatnonzero(mask)
         length, trained = len(log), len(where)
@@ -57,23 +51,46 @@ def to_batch(
     return batch
 
 
-def _empty(b: int, t: int, n: int) -> TrainBatch:
-    def filled(width: int, dtype: type, value: int = 0) -> Any:
-        return np.full((b, width), value, dtype)
+def part_of(batch: TrainBatch, index: int, count: int) -> TrainBatch:
+    """Part ``index`` of ``count`` equal parts by rows; a packed row takes its sequences along. Raises ValueError if they do not divide."""
+    rows = batch.tokens.shape[0]
+    if rows % count:
+        raise ValueError(f"{rows} rows do not divide over {count} processes: use row buckets that are multiples of it")
+    return TrainBatch._make(leaf if leaf is None else leaf.reshape(count, -1, *leaf.shape[1:])[index] for leaf in batch)
+
+
+def check_scored(samples: Sequence[TrainSample]) -> list[Bool[np.ndarray, " T"]]:
+    """The loss mask of each sample. Raises ValueError when there are no samples or the first token of one is trained."""
+    if not samples:
+        raise ValueError("no samples: skip the update instead of training on an empty batch")
+    masks = [sample.log.loss_mask for sample in samples]
+    for i, mask in enumerate(masks):
+        if mask[:1].any():
+            raise ValueError(
+                f"sample {i}: its first token is trained, but a token is scored from the one before it: start logs with a prompt"
+            )
+    return masks
+
+
+def empty_batch(b: int, t: int, s: int, n: int) -> TrainBatch:
+    """NumPy arrays of ``b`` rows of ``t`` tokens and ``s`` sequences of ``n`` trained tokens, all padding."""
+
+    def filled(shape: tuple[int, int], dtype: type, value: int = 0) -> Any:
+        return np.full(shape, value, dtype)
 
     return TrainBatch(
-        tokens=filled(t, np.int32),
-        positions=filled(t, np.int32, -1),
-        token_index=filled(n, np.int32),
-        mask=filled(n, np.bool_),
-        behaviour_logps=filled(n, np.float32),
-        advantages=filled(n, np.float32),
-        states=filled(n, np.int32),
+        tokens=filled((b, t), np.int32),
+        positions=filled((b, t), np.int32, -1),
+        token_index=filled((s, n), np.int32),
+        mask=filled((s, n), np.bool_),
+        behaviour_logps=filled((s, n), np.float32),
+        advantages=filled((s, n), np.float32),
+        states=filled((s, n), np.int32),
     )
 
 
-def _bucket(sizes: Sequence[int], buckets: Sequence[int], what: str, unit: str, fix: str) -> int:
-    """The smallest bucket that holds the largest size."""
+def bucket_of(sizes: Sequence[int], buckets: Sequence[int], what: str, unit: str, fix: str) -> int:
+    """The smallest bucket that holds the largest size. Raises ValueError that names it and ``fix`` when none does."""
     worst = int(np.argmax(sizes))
     fitting = [bucket for bucket in buckets if bucket >= sizes[worst]]
     if not fitting:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from crl_jax.learner.state import LearnerState
@@ -34,8 +36,11 @@ def state_shardings(state: LearnerState, optimizer: optax.GradientTransformation
 def place_batch(batch: TrainBatch, mesh: Mesh, data_axes: Sequence[str]) -> TrainBatch:
     """The batch split by rows over ``data_axes``. In a multi-process run every process passes its own rows, in process order.
 
-    Raises ValueError when the rows do not divide evenly.
+    Raises ValueError when the rows do not divide evenly, or when processes pass different shapes (on every process, not a hang or rows
+    of zeros).
     """
+    if jax.process_count() > 1:
+        _agree(batch)
     sharding = NamedSharding(mesh, PartitionSpec(tuple(data_axes)))
     rows = batch.tokens.shape[0] * jax.process_count()
     shards = _size(mesh, data_axes)
@@ -43,7 +48,18 @@ def place_batch(batch: TrainBatch, mesh: Mesh, data_axes: Sequence[str]) -> Trai
         raise ValueError(
             f"{rows} rows do not divide over {shards} shards of mesh axes {tuple(data_axes)}: use row buckets that are multiples of it"
         )
-    return TrainBatch(*(jax.make_array_from_process_local_data(sharding, leaf) for leaf in batch))
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
+
+
+def _agree(batch: TrainBatch) -> None:
+    mine = np.array([size for leaf in jax.tree.leaves(batch) for size in leaf.shape])
+    everyones = multihost_utils.process_allgather(mine)
+    if (everyones != mine).any():
+        rows = sorted({int(shape[0]) for shape in everyones})
+        raise ValueError(
+            f"processes pass batches of different shapes (rows: {rows}): give every process the same buckets and as many rows, "
+            "filled up with masked ones"
+        )
 
 
 def _size(mesh: Mesh, axes: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ it twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -22,23 +23,36 @@ from crl_jax.learner.objective import Objective
 from crl_jax.learner.state import LearnerState
 from crl_jax.losses.aggregate import aggregate, aggregate_count, masked_sum
 from crl_jax.losses.kl import kl_estimate
-from crl_jax.losses.logprobs import TokenScores, selected_logps
+from crl_jax.losses.logprobs import TokenScores, chunked_logps
 from crl_jax.records import Sum, TrainBatch
 
 Sums = dict[str, Sum]
 TrainStep = Callable[[LearnerState, TrainBatch], tuple[LearnerState, Sums]]
 
 
+LOGIT_BYTES = 64 * 2**20  # of float32 logits alive per device, where ``logit_chunk`` leaves it to the step
+
+
 class Model(Protocol):
     """What the step needs of a model; the module ``crl_jax.models.transformer`` is one."""
 
     def hidden_states(
-        self, config: Any, params: Any, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], /, *, remat: bool
+        self,
+        config: Any,
+        params: Any,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        /,
+        *,
+        segments: Int[Array, "B T"] | None,
+        prefixes: Int[Array, "B T"] | None,
+        read: Int[Array, "B M"],
+        how: Any,
     ) -> tuple[Any, Any]:
-        """Hidden states ``[B, T, D]`` and the cache (unused here); ``remat`` recomputes each layer in the backward pass."""
+        """Hidden states ``[B, M, D]`` at the positions ``read``, and the cache (unused here); see ``models.forward``."""
         ...
 
-    def unembed(self, config: Any, params: Any, hidden: Float[Array, "B N D"], /) -> Float[Array, "B N V"]:
+    def unembed(self, config: Any, params: Any, hidden: Float[Array, "S N D"], /) -> Float[Array, "S N V"]:
         """Logits of hidden states, float32."""
         ...
 
@@ -51,23 +65,48 @@ def score_tokens(
     *,
     temperature: float,
     allowed: Int[Array, "S A"] | None,
-    remat: bool = False,
+    how: Any = None,
+    logit_chunk: int | None = None,
+    shards: int = 1,
 ) -> TokenScores:
-    """Log-prob and entropy of the trained tokens: ``tokens[b, t]`` is scored from the hidden state at t - 1; only those are unembedded.
+    """Log-prob and entropy ``[S, N]`` of the trained tokens: a token is scored from the hidden state at ``source_index`` of its row.
 
-    ``remat`` recomputes each layer, and the logits, in the backward pass.
+    Only those states are computed by the last layer and unembedded, ``logit_chunk`` tokens per sequence at a time (None: as many as
+    keep the logits below ``LOGIT_BYTES`` on each of ``shards`` devices).
     """
+    rows = batch.tokens.shape[0]
+    source = jnp.maximum(batch.token_index - 1, 0) if batch.source_index is None else batch.source_index
+    hidden, _ = model.hidden_states(
+        model_config,
+        params,
+        batch.tokens,
+        batch.positions,
+        segments=batch.segments,
+        prefixes=batch.prefixes,
+        read=source.reshape(rows, -1),
+        how=how,
+    )
+    ids = jnp.take_along_axis(batch.tokens, batch.token_index.reshape(rows, -1), axis=1).reshape(source.shape)
 
-    def scores_of(params: Any, hidden: Float[Array, "B N D"], ids: Int[Array, "B N"]) -> TokenScores:
-        logits = model.unembed(model_config, params, hidden)
-        return selected_logps(logits, ids, temperature, allowed, None if allowed is None else batch.states)
+    def unembed(hidden: Float[Array, "S C D"]) -> Float[Array, "S C V"]:
+        return model.unembed(model_config, params, hidden)
 
-    if remat:
-        scores_of = jax.checkpoint(scores_of)
-    hidden, _ = model.hidden_states(model_config, params, batch.tokens, batch.positions, remat=remat)
-    before = jnp.maximum(batch.token_index - 1, 0)
-    ids = jnp.take_along_axis(batch.tokens, batch.token_index, axis=1)
-    return scores_of(params, jnp.take_along_axis(hidden, before[..., None], axis=1), ids)
+    hidden = hidden.reshape(*source.shape, -1)
+    return chunked_logps(
+        unembed,
+        hidden,
+        ids,
+        chunk=_chunk(unembed, hidden, shards) if logit_chunk is None else logit_chunk,
+        temperature=temperature,
+        allowed=allowed,
+        states=None if allowed is None else batch.states,
+    )
+
+
+def _chunk(unembed: Callable[[Any], Any], hidden: Float[Array, "S N D"], shards: int) -> int:
+    """The most tokens per sequence whose float32 logits take at most ``LOGIT_BYTES`` on one device."""
+    vocabulary = jax.eval_shape(unembed, hidden).shape[-1]
+    return max(1, min(hidden.shape[1], LOGIT_BYTES * shards // (4 * vocabulary * hidden.shape[0])))
 
 
 def make_train_step(
@@ -78,7 +117,8 @@ def make_train_step(
     temperature: float,
     allowed: Int[np.ndarray, "S A"] | None,
     microbatches: int = 1,
-    remat: bool = False,
+    how: Any = None,
+    logit_chunk: int | None = None,
     mesh: Mesh | None = None,
     shardings: LearnerState | None = None,
     model: Model | None = None,
@@ -86,7 +126,9 @@ def make_train_step(
     """``step(state, batch) -> (state, sums)``, compiled once per batch shape. The passed ``state`` is deleted: keep only the returned one.
 
     ``temperature`` is the one the tokens were sampled at (1 for greedy), ``allowed`` the constraint's table or None. ``microbatches``
-    must divide the rows. With ``mesh`` the state leaves with ``shardings`` (``placement.state_shardings``) and the sums replicated.
+    must divide the rows. ``how`` runs the layers (``models.forward.Execution``: rematerialisation, scan, compute type, attention) and
+    ``logit_chunk`` bounds the logits alive (``score_tokens``). With ``mesh`` the state leaves with ``shardings``
+    (``placement.state_shardings``) and the sums replicated.
 
     Sums, over trained tokens unless said otherwise: ``loss`` (count of the aggregation), ``ratio``, ``clip_fraction``,
     ``kl_behaviour`` (k3 estimate of KL(behaviour || policy), nats; meaningless for ``supervised``), ``entropy`` (nats),
@@ -101,10 +143,21 @@ def make_train_step(
             f"mesh axes {mesh.axis_names} must be of AxisType.Auto: the compiler places everything but the state and the batch"
         )
     network = _transformer() if model is None else model
+    shards = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh.axis_names if axis != "tensor")
     table = None if allowed is None else jnp.asarray(allowed)
 
     def loss_of(params: Any, batch: TrainBatch, denominator: Array) -> tuple[Array, Sums]:
-        scores = score_tokens(network, model_config, params, batch, temperature=temperature, allowed=table, remat=remat)
+        scores = score_tokens(
+            network,
+            model_config,
+            params,
+            batch,
+            temperature=temperature,
+            allowed=table,
+            how=how,
+            logit_chunk=logit_chunk,
+            shards=shards,
+        )
         token = objective.token_loss(scores.logps, batch.behaviour_logps, batch.advantages, batch.mask)
         total = aggregate(token.loss, batch.mask, objective.aggregation, normaliser=objective.normaliser)
         sums = {
@@ -151,7 +204,12 @@ def _accumulate(
         return jax.tree.map(lambda total, grad: total + grad.astype(jnp.float32), grads, new), (loss, sums)
 
     # micro-batch m takes rows m, m + M, ...: rows stay on their own data shard, where a contiguous split would move them
-    parts = jax.tree.map(lambda leaf: jnp.swapaxes(leaf.reshape(rows // microbatches, microbatches, *leaf.shape[1:]), 0, 1), batch)
+    # (a packed row takes its sequences along)
+    def split(leaf: Array) -> Array:
+        by_row = leaf.reshape(rows // microbatches, microbatches, leaf.shape[0] // rows, *leaf.shape[1:])
+        return jnp.swapaxes(by_row, 0, 1).reshape(microbatches, -1, *leaf.shape[1:])
+
+    parts = jax.tree.map(split, batch)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
     grads, (losses, sums) = jax.lax.scan(body, zeros, parts)
     return jnp.sum(losses), jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums), grads

@@ -4,12 +4,14 @@ Owns: the one definition of a token's log-probability that the sampler's behavio
 Promises: temperature divides the logits, before the softmax; constraint state 0 means the softmax over the whole vocabulary, a state
 s > 0 the softmax over ``logits[allowed[s]]`` alone; arithmetic is float32; a token that its state does not allow scores NaN, so that
 the step which trains it is refused.
+``chunked_logps`` computes the same from hidden states without ever holding the logits of all tokens.
 Does not: gather hidden states or shift tokens: ``logits[b, n]`` are the logits that ``ids[b, n]`` was drawn from.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,14 +58,52 @@ def selected_logps(
     return TokenScores(jnp.where(legal, logps, jnp.nan), jnp.where(states > 0, within.entropy, full.entropy))
 
 
+def chunked_logps(
+    unembed: Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]],
+    hidden: Float[Array, "B N D"],
+    ids: Int[Array, "B N"],
+    *,
+    chunk: int,
+    temperature: float = 1.0,
+    allowed: Int[Array, "S A"] | None = None,
+    states: Int[Array, "B N"] | None = None,
+) -> TokenScores:
+    """``selected_logps(unembed(hidden), ids, ...)`` with the logits of ``chunk`` tokens of every row alive at a time.
+
+    The backward pass computes each chunk's logits again, so memory is O(B chunk V) in both directions, for one head product more. Chunks
+    lie along N and not along B: the rows stay on their own data shard. A ``chunk`` of N or more keeps the logits and computes nothing
+    twice; a chunk that does not divide N pads the last one. Raises ValueError for a chunk below 1, and like ``selected_logps``.
+    """
+    rows, n = ids.shape
+    if chunk < 1:
+        raise ValueError(f"chunk {chunk} must be at least 1 token per row")
+
+    def scores(part: tuple[Array, Array, Array | None]) -> TokenScores:
+        hidden, ids, states = part
+        return selected_logps(unembed(hidden), ids, temperature, allowed, states)
+
+    def split(x: Array) -> Array:
+        width = ((0, 0), (0, -n % chunk)) + ((0, 0),) * (x.ndim - 2)
+        padded: Array = jnp.pad(x, width)  # pyright: ignore[reportUnknownMemberType]
+        return jnp.swapaxes(padded.reshape(rows, -1, chunk, *x.shape[2:]), 0, 1)
+
+    def joined(x: Array) -> Array:
+        return jnp.swapaxes(x, 0, 1).reshape(rows, -1)[:, :n]
+
+    if chunk >= n:
+        return scores((hidden, ids, states))
+    again: Any = jax.checkpoint(scores)  # pyright: ignore[reportUnknownMemberType]
+    parts: TokenScores = jax.lax.map(again, jax.tree.map(split, (hidden, ids, states)))  # pyright: ignore[reportUnknownMemberType]
+    return TokenScores(joined(parts.logps), joined(parts.entropy))
+
+
 class _Normaliser(NamedTuple):
     log_z: Float[Array, "B N"]
     entropy: Float[Array, "B N"]
 
 
 def _log_normaliser(logits: Float[Array, "B N K"]) -> _Normaliser:
-    """ln sum exp(logits), with gradient, and the entropy ln Z - E[logit], without."""
+    """ln sum exp(logits), with gradient, and the entropy E[ln Z - logit], without (a sum of small terms: ln Z - E[logit] cancels)."""
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    fixed, fixed_z = jax.lax.stop_gradient((logits, log_z))
-    probabilities = jnp.exp(fixed - fixed_z[..., None])
-    return _Normaliser(log_z, fixed_z - jnp.sum(probabilities * fixed, axis=-1))
+    surprise = jax.lax.stop_gradient(log_z[..., None] - logits)
+    return _Normaliser(log_z, jnp.sum(jnp.exp(-surprise) * surprise, axis=-1))

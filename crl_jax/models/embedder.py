@@ -147,6 +147,28 @@ def minilm(weights: Mapping[str, Array], ids: Int[Array, "B T"], lengths: Int[Ar
     return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
 
+def weight_shapes() -> dict[str, jax.ShapeDtypeStruct]:
+    """Names and float32 shapes of the tensors ``minilm`` reads, as in the checkpoint: 384 wide, feed-forward 1536, 30,522 word pieces."""
+    width, wide = 384, 1536
+    shapes = {
+        "embeddings.word_embeddings.weight": (30_522, width),
+        "embeddings.position_embeddings.weight": (512, width),
+        "embeddings.token_type_embeddings.weight": (2, width),
+    }
+    norms = ["embeddings"]
+    for i in range(LAYERS):
+        layer = f"encoder.layer.{i}"
+        dense = {f"{layer}.attention.self.{part}": (width, width) for part in ("query", "key", "value")}
+        dense |= {f"{layer}.attention.output.dense": (width, width)}
+        dense |= {f"{layer}.intermediate.dense": (wide, width), f"{layer}.output.dense": (width, wide)}
+        for name, shape in dense.items():
+            shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        norms += [f"{layer}.attention.output", f"{layer}.output"]
+    for name in norms:
+        shapes |= {f"{name}.LayerNorm.weight": (width,), f"{name}.LayerNorm.bias": (width,)}
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
 def _bucket(size: int, buckets: Sequence[int]) -> int:
     return next(bucket for bucket in buckets if size <= bucket)
 

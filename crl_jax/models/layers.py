@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from crl_jax.models.attention import attend
 from crl_jax.models.config import ModelConfig, RopeScaling
+from crl_jax.models.matmul import matmul
 
-MASKED = -1e30  # finite, so that a row with nothing to attend to (padding) stays finite
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
 
 
@@ -45,10 +46,11 @@ class Rotary(NamedTuple):
 
 
 class View(NamedTuple):
-    """What one layer makes of the positions: how it rotates, and which keys each query sees."""
+    """What one layer makes of the positions: how it rotates, which keys each query sees, and its window in tokens (None: no window)."""
 
     angles: Rotary
     mask: Bool[Array, "B T S"]
+    window: int | None = None
 
 
 def views(config: ModelConfig, positions: Int[Array, "B T"], keys: Int[Array, "#B S"], mask: Bool[Array, "B T S"]) -> list[View]:
@@ -61,7 +63,7 @@ def views(config: ModelConfig, positions: Int[Array, "B T"], keys: Int[Array, "#
     if not c.local_layers:
         return [everything] * c.n_layers
     angles = everything.angles if c.local_rope_theta is None else rotary(positions, c.head_dim, c.local_rope_theta)
-    near = View(angles, mask & (keys[:, None, :] > positions[:, :, None] - c.window))
+    near = View(angles, mask & (keys[:, None, :] > positions[:, :, None] - c.window), c.window)
     return [near if layer in c.local_layers else everything for layer in range(c.n_layers)]
 
 
@@ -89,24 +91,6 @@ def rotate(x: Float[Array, "B T H h"], angles: Rotary) -> Float[Array, "B T H h"
     """Rotate the pairs (i, i + head_dim/2), the rotate-half convention; float32."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin], axis=-1)
-
-
-def attend(
-    q: Float[Array, "B T H h"], k: Float[Array, "B K S h"], v: Float[Array, "B K S h"], mask: Bool[Array, "B T S"]
-) -> Float[Array, "B T H*h"]:
-    """Grouped-query attention; ``q`` is already scaled and H = K * group.
-
-    The group and the query axis are merged, so both products are plain batched matrix products over (B, K).
-    """
-    b, t, heads, h = q.shape
-    kv = k.shape[1]
-    group = heads // kv
-    q = q.reshape(b, t, kv, group, h).transpose(0, 2, 3, 1, 4).reshape(b, kv, group * t, h)
-    scores = jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores.reshape(b, kv, group, t, -1), MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).reshape(b, kv, group * t, -1).astype(v.dtype)
-    out = jnp.einsum("bkms,bksh->bkmh", weights, v)
-    return out.reshape(b, kv, group, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, heads * h)
 
 
 def write(
@@ -137,11 +121,6 @@ def _matrix(rngs: nnx.Rngs, fan_in: int, fan_out: int, gain: float = 1.0) -> nnx
     return nnx.Param(jax.random.normal(rngs.params(), (fan_in, fan_out)) * (gain * fan_in**-0.5))
 
 
-def matmul(x: Float[Array, "*d D"], kernel: Float[Array, "D E"]) -> Float[Array, "*d E"]:
-    """``x @ kernel`` as one two-dimensional product: XLA on CPU runs the backward pass of the batched form a third slower."""
-    return (x.reshape(-1, x.shape[-1]) @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
-
-
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions; kernels are [in, out] with heads contiguous in the out axis."""
 
@@ -167,11 +146,7 @@ class Attention(nnx.Module):
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, angles) * (c.query_scale or c.head_dim**-0.5), rotate(k, angles)
-        return q.astype(x.dtype), k.astype(x.dtype), v
-
-    def __call__(self, x: Float[Array, "B T D"], angles: Rotary, mask: Bool[Array, "B T T"]) -> Float[Array, "B T D"]:
-        q, k, v = self.project(x, angles)
-        return matmul(attend(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), mask), self.o[...])
+        return q.astype(x.dtype), k.astype(x.dtype), v.astype(x.dtype)
 
 
 class MLP(nnx.Module):
@@ -202,10 +177,6 @@ class Block(nnx.Module):
         self.post_norms = config.post_norms
         if config.post_norms:
             self.attn_post_norm, self.mlp_post_norm = norm(), norm()
-
-    def full(self, x: Float[Array, "B T D"], angles: Rotary, mask: Bool[Array, "B T T"]) -> Float[Array, "B T D"]:
-        """The block over whole sequences."""
-        return self.finish(x, self.attn(self.attn_norm(x), angles, mask))
 
     def finish(self, x: Float[Array, "B T D"], attended: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The residual ``x`` with what attention found added, and then what the MLP makes of it."""
@@ -244,15 +215,6 @@ class Transformer(nnx.Module):
         x = self.embed.table[...][tokens]
         return x if self.config.embed_scale == 1 else x * jnp.asarray(self.config.embed_scale, x.dtype)
 
-    def full(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], *, remat: bool = False) -> Float[Array, "B T D"]:
-        """Final hidden states of whole sequences: a query sees keys with 0 <= key position <= its own."""
-        mask = (positions[:, None, :] <= positions[:, :, None]) & (positions[:, None, :] >= 0)
-        x = self.embedded(tokens)
-        for block, (angles, sees) in zip(self.layers, views(self.config, positions, positions, mask), strict=True):
-            apply = functools.partial(block.full, angles=angles, mask=sees)
-            x = jax.checkpoint(apply)(x) if remat else apply(x)
-        return self.final_norm(x)
-
     def cached(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, rows: Int[Array, " B"] | None
     ) -> tuple[Float[Array, "B T D"], KVCache]:
@@ -262,7 +224,7 @@ class Transformer(nnx.Module):
         index = jnp.arange(tokens.shape[0]) if rows is None else rows
         x = self.embedded(tokens)
         keys, values = [], []
-        for block, old_k, old_v, (angles, mask) in zip(self.layers, cache.k, cache.v, sees, strict=True):
+        for block, old_k, old_v, (angles, mask, _) in zip(self.layers, cache.k, cache.v, sees, strict=True):
             q, k, v = block.attn.project(block.attn_norm(x), angles)
             all_k, all_v = write(old_k, k, index, positions), write(old_v, v, index, positions)
             keys.append(all_k)

@@ -19,10 +19,23 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from crl_jax.models.config import ModelConfig
+from crl_jax.models.forward import Execution, forward
 from crl_jax.models.layers import KVCache, Transformer
+from crl_jax.models.matmul import matmul
 from crl_jax.models.params import Params, check_complete, flatten, unflatten
 
-__all__ = ["KVCache", "ModelConfig", "Params", "count_params", "hidden_states", "init", "init_cache", "param_shapes", "unembed"]
+__all__ = [
+    "Execution",
+    "KVCache",
+    "ModelConfig",
+    "Params",
+    "count_params",
+    "hidden_states",
+    "init",
+    "init_cache",
+    "param_shapes",
+    "unembed",
+]
 
 
 def init(config: ModelConfig, key: Array) -> Params:
@@ -48,12 +61,15 @@ def hidden_states(
     *,
     cache: KVCache | None = None,
     slots: Int[Array, " B"] | None = None,
-    remat: bool = False,
+    segments: Int[Array, "B T"] | None = None,
+    prefixes: Int[Array, "B T"] | None = None,
+    read: Int[Array, "B M"] | None = None,
+    how: Execution | None = None,
 ) -> tuple[Float[Array, "B T D"], KVCache | None]:
     """Hidden states after the final norm, and the cache.
 
-    Without ``cache``: attention within each row; a query sees keys whose position is in [0, its own]. ``remat`` recomputes each layer in
-    the backward pass (memory for time).
+    Without ``cache``: a query sees keys of its row whose position is in [0, its own]; ``segments``, ``prefixes``, ``read`` (packed rows,
+    states at some positions only) and ``how`` to run it are those of ``forward``.
 
     With ``cache``: every token is first written at its position of its cache row, then attends to positions [0, its own] of that row.
     ``slots[b]`` is the cache row of row b (distinct for rows that hold tokens; None: all rows in order); other cache rows are returned
@@ -65,7 +81,7 @@ def hidden_states(
     if cache is None:
         if slots is not None:
             raise ValueError("`slots` name rows of a cache: pass `cache=init_cache(...)` with them")
-        return model.full(tokens, positions, remat=remat), None
+        return forward(model, tokens, positions, segments=segments, prefixes=prefixes, read=read, how=how or Execution()), None
     if slots is None and tokens.shape[0] != cache.k[0].shape[0]:
         raise ValueError(f"{tokens.shape[0]} token rows for a cache of {cache.k[0].shape[0]} rows: pass `slots` to say which rows they are")
     return model.cached(tokens, positions, cache, slots)
@@ -73,9 +89,8 @@ def hidden_states(
 
 def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "*d D"]) -> Float[Array, "*d V"]:
     """Logits in float32, against the embedding table when ``tie_embeddings``. Give it only the positions that need logits."""
-    if config.tie_embeddings:
-        return jnp.einsum("...d,vd->...v", hidden, params["embed"]["table"], preferred_element_type=jnp.float32)
-    return jnp.einsum("...d,dv->...v", hidden, params["head"]["kernel"], preferred_element_type=jnp.float32)
+    kernel = params["embed"]["table"].T if config.tie_embeddings else params["head"]["kernel"]
+    return matmul(hidden, kernel, jnp.float32)
 
 
 def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.float32) -> KVCache:

@@ -75,8 +75,9 @@ def read_result(data: Int[np.ndarray, "R W"], rows: Sequence[int]) -> list[Emitt
 class SlotEngine:
     """``max_slots`` sequences of up to ``max_length`` tokens each.
 
-    ``max_steps`` is the most tokens per slot in one ``generate`` dispatch. With a mesh the cache is split over its ``tensor`` axis by kv
-    heads (replicated when there is no such axis); the parameters are used as they are placed.
+    ``max_steps`` is the most tokens per slot in one ``generate`` dispatch; ``cache_dtype`` the type of the cached keys and values. With a
+    mesh the cache is split over its ``tensor`` axis by kv heads (replicated when there is no such axis); the parameters are used as they
+    are placed.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class SlotEngine:
         max_steps: int = 8,
         max_stop_ids: int = 4,
         mesh: Mesh | None = None,
+        cache_dtype: Any = jnp.float32,
     ) -> None:
         if max_slots < 1 or max_length < 2:
             raise ValueError(f"max_slots={max_slots} must be >= 1 and max_length={max_length} >= 2")
@@ -103,8 +105,13 @@ class SlotEngine:
         self.row_buckets = (*sorted(b for b in row_buckets if b < max_slots), max_slots)
         self.chunk_buckets = tuple(sorted({min(c, max_length) for c in chunk_buckets}))
         self._mesh = mesh
-        self._program = programs.Program(config, _cache_sharding(config, mesh), max_stop_ids)
+        self._program = programs.Program(config, _cache_sharding(config, mesh), max_stop_ids, cache_dtype)
         self._tables = None if trie is None else programs.Tables(jnp.asarray(trie.allowed), jnp.asarray(trie.next_state))
+
+    @property
+    def program(self) -> programs.Program:
+        """What is static in the engine's compiled programs."""
+        return self._program
 
     def init_decode_state(self) -> programs.DecodeState:
         """A state with empty slots."""

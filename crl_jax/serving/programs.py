@@ -57,6 +57,7 @@ class Program(NamedTuple):
     config: transformer.ModelConfig
     cache_sharding: NamedSharding | None
     max_stop_ids: int
+    cache_dtype: Any = jnp.float32
 
 
 def init_state(program: Program, max_slots: int, max_length: int) -> DecodeState:
@@ -64,7 +65,7 @@ def init_state(program: Program, max_slots: int, max_length: int) -> DecodeState
     ints, floats = jnp.zeros(max_slots, jnp.int32), jnp.zeros(max_slots, jnp.float32)
     params = RowParams(floats, jnp.ones(max_slots, jnp.float32), ints, ints, ints, ints)
     slots = SlotFields(ints, ints, ints, params, jnp.full((max_slots, program.max_stop_ids), -1, jnp.int32))
-    cache = transformer.init_cache(program.config, max_slots, max_length)
+    cache = transformer.init_cache(program.config, max_slots, max_length, program.cache_dtype)
     state = DecodeState(cache, slots)
     if program.cache_sharding is not None:
         replicated = NamedSharding(program.cache_sharding.mesh, jax.sharding.PartitionSpec())

@@ -48,14 +48,20 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("run.name=/etc/x", "must stay inside run.dir", id="Z06-absolute"),
         pytest.param("run.name=a/../../b", "must stay inside run.dir", id="Z06-inner"),
         pytest.param("run.dir=runs/../..", "without", id="Z06-dir"),
+        pytest.param("actor.row_length=4096", "set it to 0, or actor.packing=sequences", id="row-length-without-packing"),
+        pytest.param(("extractor.packing=prefixes", "extractor.row_length=64"), "must hold the longest sequence", id="C07-row-length"),
+        pytest.param(("actor.packing=prefixes", "actor.attention=splash"), "cannot share beginnings", id="splash-prefixes"),
+        pytest.param("actor.attention=cudnn", "set actor.compute_dtype=bfloat16", id="cudnn-float32"),
         pytest.param("telemetry.profile_steps=[5,5]", "must not be empty", id="profile"),
         pytest.param("actor.chunk_buckets=[]", "at least one size", id="no-chunk-bucket"),
         pytest.param("extractor.row_buckets=[0]", "`extractor.chunk_buckets`: needs at least one size", id="empty-row-bucket"),
+        pytest.param("actor.lora.targets=[q,query]", "use one or more of ['q', 'k', 'v'", id="lora-target"),
+        pytest.param("extractor.lora.rank=-1", "rank must be 0 (off) or more", id="lora-rank"),
         pytest.param("bank.merge_chunk=1", "2 or more entries", id="merge"),
     ],
 )
-def test_contradictions_are_refused(override: str, message: str) -> None:
-    assert message in problems_of(override)
+def test_contradictions_are_refused(override: str | tuple[str, ...], message: str) -> None:
+    assert message in problems_of(*([override] if isinstance(override, str) else override))
 
 
 def test_a_constrained_action_has_no_tags() -> None:

@@ -1,6 +1,7 @@
 """Padding, bucketing and the supervised stream."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -62,8 +63,8 @@ def numbered(count: int) -> list[TrainSample]:
     return [TrainSample(TokenLog.empty().append_context([i], Provenance.PROMPT).append_completion(done), 1.0) for i in range(count)]
 
 
-def stream(seed: int = 0, count: int = 10):
-    return supervised_batches(numbered(count), batch_size=4, seed=seed, length_buckets=(2,), token_buckets=(1,))
+def stream(seed: int = 0, count: int = 10, **kw):
+    return supervised_batches(numbered(count), batch_size=4, seed=seed, length_buckets=(2,), token_buckets=(1,), **kw)
 
 
 def ids(batch) -> list[int]:
@@ -99,6 +100,45 @@ def test_D04_resume_continues_in_the_middle_of_an_epoch() -> None:
     after = stream()
     after.set_state(state)
     assert [ids(b) for b in itertools.islice(after, 4)] == whole[4:]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_K10_two_resumes_continue_the_live_position(threads: int) -> None:
+    """State is read from the live iterator at each save: 3 batches, resume, 3, resume, 3 are batches 0..8."""
+    whole = [ids(b) for b in itertools.islice(stream(), 9)]
+    seen, state = [], None
+    for _ in range(3):
+        part = stream(threads=threads)
+        if state is not None:
+            part.set_state(state)
+        seen += [ids(next(part)) for _ in range(3)]
+        state = json.loads(json.dumps(part.get_state()))  # as a checkpoint would hold it
+    assert seen == whole
+
+
+def test_K15_a_position_saved_at_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
+    epoch = [ids(b) for b in itertools.islice(stream(), 9)]
+    before = stream()
+    for _ in range(3):  # 10 samples in batches of 4: exactly one epoch
+        next(before)
+    after = stream()
+    after.set_state(before.get_state())
+    second = [ids(next(after)) for _ in range(3)]
+    assert sorted(itertools.chain.from_iterable(second)) == list(range(10))
+    assert second == epoch[3:6]
+
+
+def test_D05_order_does_not_depend_on_the_number_of_threads() -> None:
+    by_threads = [[ids(b) for b in itertools.islice(stream(threads=n), 7)] for n in (0, 1, 2)]
+    assert by_threads[0] == by_threads[1] == by_threads[2]
+
+
+def test_P02_processes_read_each_sample_once_and_make_equal_shapes() -> None:
+    parts = [list(itertools.islice(stream(process=(i, 2)), 3)) for i in (0, 1)]
+    assert {b.tokens.shape for part in parts for b in part} == {(2, 2)}
+    assert sorted(i for part in parts for b in part for i in ids(b)) == list(range(10))
+    with pytest.raises(ValueError, match="do not divide over 3 processes"):
+        next(stream(process=(0, 3)))
 
 
 def test_empty_data_is_refused() -> None:

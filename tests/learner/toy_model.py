@@ -16,12 +16,15 @@ def init(seed: int = 0, dtype=jnp.float32) -> dict:
     return {name: jnp.asarray(rng.normal(0, 0.7, shape), dtype) for name, shape in shapes.items()}
 
 
-def hidden_states(config, params, tokens, positions, *, remat=False):
-    """tanh of (this token, mean of all tokens so far) times a matrix; padding contributes nothing."""
-    del config
+def hidden_states(config, params, tokens, positions, *, segments=None, prefixes=None, read=None, how=None):
+    """tanh of (this token, mean of all tokens so far) times a matrix; padding contributes nothing. One sequence per row."""
+    assert segments is None
+    assert prefixes is None
+    del config, how
     x = jnp.where((positions >= 0)[..., None], params["embed"][tokens], 0.0)
     history = jnp.cumsum(x, axis=1) / jnp.maximum(positions + 1, 1)[..., None]
-    return jnp.tanh(jnp.concatenate([x, history], -1) @ params["mix"]) * params["scale"], None
+    hidden = jnp.tanh(jnp.concatenate([x, history], -1) @ params["mix"]) * params["scale"]
+    return hidden if read is None else jnp.take_along_axis(hidden, read[..., None], axis=1), None
 
 
 def unembed(config, params, hidden):

@@ -117,18 +117,6 @@ def test_cache_errors_carry_the_fix(params):
         hidden_states(TINY, params, one, one, slots=jnp.zeros(1, jnp.int32))
 
 
-def test_remat_gives_the_same_gradient(params):
-    tokens, positions = RNG.integers(0, 64, (2, 6)), np.tile(np.arange(6), (2, 1))
-
-    def gradient(remat):
-        def loss(params):
-            return jnp.sum(hidden_states(TINY, params, tokens, positions, remat=remat)[0] ** 3)
-
-        return jax.jit(jax.grad(loss))(params)
-
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4), gradient(False), gradient(True))
-
-
 def test_bfloat16_parameters_give_bfloat16_states_and_float32_logits(params):
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
     tokens, positions = np.arange(6)[None], np.arange(6)[None]

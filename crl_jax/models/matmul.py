@@ -1,0 +1,59 @@
+"""The matrix product of every linear layer, with a backward pass that is fast on CPU and exact in mixed precision.
+
+Owns: ``matmul``. Promises: the kernel may be float32 while the activations are bfloat16: it is cast for the product, and its gradient is
+summed and returned in float32. Does not: place anything on a mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from crl_jax.models.lora import LowRank
+
+
+def matmul(x: Float[Array, "*d D"], kernel: Float[Array, "D E"], out_dtype: Any = None) -> Float[Array, "*d E"]:
+    """``x @ kernel``, multiplied in the type of x, returned as ``out_dtype`` (None: the type of x).
+
+    One two-dimensional product: XLA on CPU runs the backward pass of the batched form a third slower.
+    """
+    dtype = np.dtype(out_dtype or x.dtype)
+    if isinstance(kernel, LowRank):
+        change = matmul(matmul(x, kernel.a), kernel.b, dtype)
+        return matmul(x, jax.lax.stop_gradient(kernel.base), dtype) + kernel.scale * change
+    out: Any = _product(dtype, x.reshape(-1, x.shape[-1]), kernel)
+    return out.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(dtype: np.dtype, x: Float[Array, "M D"], kernel: Float[Array, "D E"]) -> Float[Array, "M E"]:
+    return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
+
+
+def _forward(dtype: np.dtype, x: Float[Array, "M D"], kernel: Float[Array, "D E"]) -> tuple[Array, tuple[Array, Array]]:
+    return _product(dtype, x, kernel), (x, kernel)
+
+
+def _backward(dtype: np.dtype, saved: tuple[Array, Array], out: Float[Array, "M E"]) -> tuple[Array, Array]:
+    del dtype
+    x, kernel = saved
+    out = out.astype(x.dtype)
+    gradient = jax.lax.platform_dependent(x, out, cpu=_transposed_first, default=_contracted)
+    return out @ kernel.astype(x.dtype).T, gradient.astype(kernel.dtype)
+
+
+def _contracted(x: Float[Array, "M D"], out: Float[Array, "M E"]) -> Float[Array, "D E"]:
+    return jnp.matmul(x.T, out, preferred_element_type=jnp.float32)
+
+
+def _transposed_first(x: Float[Array, "M D"], out: Float[Array, "M E"]) -> Float[Array, "D E"]:
+    """The same product with the transpose written out: XLA's CPU product of a transposed left side runs at 60-80 % of the plain one."""
+    return jnp.matmul(jax.lax.optimization_barrier(x.T), out, preferred_element_type=jnp.float32)
+
+
+_product.defvjp(_forward, _backward)

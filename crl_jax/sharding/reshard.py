@@ -1,0 +1,51 @@
+"""Weights from the learner's mesh to the sampler's.
+
+Owns: the serving mesh (the learner's devices as replicas of ``tensor`` chips each) and the compiled copy between the two placements.
+Promises: the result shares no buffer with the input, so the learner may donate its state; values are cast, never changed otherwise. Does
+not: know versions or samplers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh
+
+from crl_jax.models.config import ModelConfig
+from crl_jax.models.params import Params
+from crl_jax.sharding.mesh import AXES
+from crl_jax.sharding.rules import param_shardings
+
+
+def serving_mesh(mesh: Mesh, tensor: int) -> Mesh:
+    """The devices of ``mesh``, in its order, as replicas of ``tensor`` devices: a replica holds all weights.
+
+    Raises ValueError when ``tensor`` does not divide the devices.
+    """
+    if tensor < 1 or mesh.size % tensor:
+        raise ValueError(f"serve_tensor={tensor} does not divide the {mesh.size} devices of the role's mesh: use a divisor of {mesh.size}")
+    return Mesh(mesh.devices.reshape(-1, 1, tensor), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def make_reshard(config: ModelConfig, target: Mesh, dtype: Any) -> Callable[[Params], Params]:
+    """``reshard(params) -> params`` on ``target`` in ``dtype``, compiled; ``target`` has the devices of the input's mesh in the same order.
+
+    Raises ValueError when the model does not fit ``target``.
+    """
+
+    return jax.jit(_cast(dtype), out_shardings=param_shardings(config, target))
+
+
+def make_copy(dtype: Any) -> Callable[[Params], Params]:
+    """``copy(params) -> params`` in ``dtype``, each where it is."""
+    return jax.jit(_cast(dtype))
+
+
+def _cast(dtype: Any) -> Callable[[Params], Params]:
+    def cast(params: Params) -> Params:
+        return jax.tree.map(lambda leaf: jnp.copy(leaf) if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype), params)
+
+    return cast
