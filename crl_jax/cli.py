@@ -79,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
     report = _command(commands, "report", _report, "print the table of a run again")
     report.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
     report.add_argument("--json", type=pathlib.Path, help="also write the result object here")
+    aot = _with_config(
+        _command(commands, "aot", _aot, "compile a recipe's programs for a TPU slice, without one, and say whether they fit")
+    )
+    aot.add_argument("--topology", required=True, help="CHIP:SHAPE, e.g. v5p:4x4x4 or v5e:8x16; 2*v5e:4x4 for two slices")
+    aot.add_argument("--only", default="", help="comma-separated programs, e.g. actor.step,decode")
+    aot.add_argument("--json", type=pathlib.Path, help="also write the result object here")
     _config_commands(commands)
     _env_commands(commands)
     _bank_commands(commands)
@@ -165,6 +171,12 @@ def _warmstart(args: argparse.Namespace) -> int:
 def _study(args: argparse.Namespace) -> int:
     study = importlib.import_module("crl_jax.study")
     return study.main(args.config, args.overrides, methods=args.methods.split(","), seeds=args.seeds, jobs=args.jobs, out=args.out)
+
+
+def _aot(args: argparse.Namespace) -> int:
+    only = [word for word in args.only.split(",") if word]
+    report = importlib.import_module("crl_jax.aot.report")
+    return report.main(_load(args), args.config, args.topology, only=only, json_path=args.json)
 
 
 def _report(args: argparse.Namespace) -> int:

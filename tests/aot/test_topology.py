@@ -1,0 +1,56 @@
+"""Names of slices, the table of chips, and what is said when there is no compiler."""
+
+import sys
+
+import pytest
+
+from crl_jax.aot.topology import CHIPS, GIB, AotError, describe_devices, parse_topology, topology_mesh
+
+
+@pytest.mark.parametrize(
+    ("name", "chip", "shape", "slices", "chips"),
+    [("v5p:4x4x4", "v5p", (4, 4, 4), 1, 64), ("v5e:4x4", "v5e", (4, 4), 1, 16), ("2*v5e:8x16", "v5e", (8, 16), 2, 256)],
+)
+def test_names_are_read_and_written_back(name: str, chip: str, shape: tuple[int, ...], slices: int, chips: int) -> None:
+    topology = parse_topology(name)
+    assert (topology.chip.name, topology.shape, topology.slices, topology.chips) == (chip, shape, slices, chips)
+    assert topology.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("v5p", "write CHIP:SHAPE"),
+        ("v5p:4x4", "v5p slices have 3 dimensions"),
+        ("v5e:4x4x4", "v5e slices have 2 dimensions"),
+        ("v9:4x4", r"unknown chip `v9`, use one of \['v5e', 'v5p', 'v6e'\]"),
+        ("0*v5e:4x4", "1 or more"),
+        ("v5e:0x4", "1 or more"),
+    ],
+)
+def test_a_bad_name_is_answered_with_a_good_one(name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_topology(name)
+
+
+def test_the_chip_table_holds_the_published_numbers() -> None:
+    v5p, v5e = CHIPS["v5p"], CHIPS["v5e"]
+    assert (v5p.flops_s, v5p.hbm_bytes_s) == (459e12, 2765e9)
+    assert (v5e.flops_s, v5e.hbm_bytes_s) == (197e12, 819e9)
+    assert 15 * GIB < v5e.hbm_bytes < 16 * GIB
+    assert 90 * GIB < v5p.hbm_bytes < 96 * GIB
+    for chip in CHIPS.values():
+        assert chip.flops_s > chip.hbm_bytes_s > chip.ici_bytes_s > chip.dcn_bytes_s > 0
+
+
+def test_without_libtpu_the_error_has_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(AotError, match=r"pip install -e '\.\[aot\]'"):
+        describe_devices(parse_topology("v5e:4x4"))
+
+
+def test_a_mesh_must_use_the_whole_slice_and_split_data_over_slices() -> None:
+    with pytest.raises(ValueError, match="v5e:4x4 has 16"):
+        topology_mesh([], parse_topology("v5e:4x4"), 1, 4, 2)
+    with pytest.raises(ValueError, match="multiple of the 2 slices"):
+        topology_mesh([], parse_topology("2*v5e:4x4"), 1, 8, 4)
