@@ -78,14 +78,16 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
             if last or (config.run.eval_every and (step + 1) % config.run.eval_every == 0):
                 with spans("evaluate"):
                     evaluate(run, step=step + 1)
-            if last or (config.run.save_every and (step + 1) % config.run.save_every == 0):
-                with spans("checkpoint"):
-                    save_run(run, counters)
             phases = spans.take()
             metrics |= run.metrics() | {"env_steps": counters.env_steps, "step_s": sum(phases.values())}
             run.trackers.log(step + 1, metrics | {f"phase_s/{name}": seconds for name, seconds in phases.items()})
             show_text(run, step, batch.episodes)
             out(progress_line(step + 1, config.run.steps, metrics, phases))
+            # After the row of the step, so that a resumed run has the rows of all steps it does not take again; the seconds of this
+            # span are in the row of the next step.
+            if last or (config.run.save_every and (step + 1) % config.run.save_every == 0):
+                with spans("checkpoint"):
+                    save_run(run, counters)
             if last:
                 break
         return run.folder
