@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from toy_model import BUCKETS, sample, samples
 
+from crl_jax.checkpoint import store
 from crl_jax.learner.batching import to_batch
 from crl_jax.learner.pipeline import supervised_batches
 from crl_jax.records import Completion, Finish, Provenance, TokenLog, TrainSample
@@ -126,6 +127,45 @@ def test_K15_a_position_saved_at_the_end_of_an_epoch_is_the_start_of_the_next() 
     second = [ids(next(after)) for _ in range(3)]
     assert sorted(itertools.chain.from_iterable(second)) == list(range(10))
     assert second == epoch[3:6]
+
+
+def test_K15_the_last_position_of_the_second_epoch_is_the_first_of_the_third(tmp_path) -> None:
+    """9 batches per epoch, saved at the end of epoch 1 (counted from 0): one more epoch is 9 batches, steps 18 to 26."""
+    whole = [ids(b) for b in itertools.islice(stream(count=36), 27)]
+    before = stream(count=36, threads=2)
+    for _ in range(18):
+        next(before)
+    store.save(tmp_path, 18, {}, {"position": before.get_state()})
+    after = stream(count=36, threads=2)
+    after.set_state(store.read_records(tmp_path, 18)["position"])
+    third = [ids(next(after)) for _ in range(9)]
+    assert third == whole[18:]
+    assert sorted(itertools.chain.from_iterable(third)) == list(range(36))
+
+
+def test_K10_the_position_comes_back_from_a_checkpoint_while_threads_read_ahead(tmp_path) -> None:
+    """The threads are batches ahead of the learner; what is saved is what the learner has taken, and a resume may use other threads."""
+    whole, seen = [ids(b) for b in itertools.islice(stream(), 9)], []
+    for part, threads in enumerate((2, 0, 3)):
+        now = stream(threads=threads)
+        if part:
+            now.set_state(store.read_records(tmp_path, 3 * part)["position"])
+        seen += [ids(next(now)) for _ in range(3)]
+        store.save(tmp_path, 3 * (part + 1), {}, {"position": now.get_state()})
+    assert seen == whole
+
+
+def test_D05_batches_do_not_depend_on_the_number_of_threads_to_the_last_field() -> None:
+    """The random fields (a prompt and its log-probs) come from (seed, index), so every array of every batch is the same."""
+    rng = np.random.default_rng(5)
+    data = [sample(rng, 2 + i % 3, 1 + i % 4, float(rng.normal())) for i in range(10)]
+    sizes = {"length_buckets": (12,), "token_buckets": (6,)}
+    streams = [supervised_batches(data, batch_size=4, seed=1, threads=n, **sizes) for n in (0, 1, 2)]
+    for _ in range(4):
+        first, *others = (next(s) for s in streams)
+        for other in others:
+            for a, b in zip(first[:7], other[:7], strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 def test_D05_order_does_not_depend_on_the_number_of_threads() -> None:

@@ -11,6 +11,7 @@ from crl_jax.learner.optimizer import make_optimizer
 from crl_jax.learner.packing import pack_batch
 from crl_jax.learner.state import init_state
 from crl_jax.learner.step import make_train_step
+from crl_jax.losses.aggregate import aggregate
 from crl_jax.models import transformer
 from crl_jax.models.config import ModelConfig
 from crl_jax.records import Completion, Finish, Provenance, TokenLog, TrainSample
@@ -73,6 +74,16 @@ def test_a_family_too_long_for_a_row_is_cut_and_keeps_every_sample() -> None:
     assert b.tokens.shape == (4, 16)  # 6 + 2 * 4 tokens in each of three rows, the last alone
     row = np.arange(b.mask.shape[0])[:, None] // (b.mask.shape[0] // 4)
     assert sorted(b.tokens[row, b.token_index][b.mask].tolist()) == sorted([0, 1, 2, 3, 4] * 4)
+
+
+def test_L09_rows_and_sequences_that_fill_a_packed_bucket_are_masked() -> None:
+    """Three sequences of two tokens with loss 1 in a bucket of four rows of two sequences: the mean stays 1, and no row is a copy."""
+    rows = [branch([1, 2], [3, 4]) for _ in range(3)]
+    b = pack_batch(rows, row_buckets=(4,), length_buckets=(8,), sequence_buckets=(2,), token_buckets=(4,))
+    assert b.mask.any(axis=1).tolist() == [True, True, True] + [False] * 5
+    assert (b.positions[2:] == -1).all()
+    for mode in ("token_mean", "seq_mean_token_mean"):
+        assert aggregate(np.ones(b.mask.shape, np.float32), b.mask, mode).mean() == 1.0
 
 
 def test_what_does_not_fit_is_an_error_that_names_the_fix() -> None:

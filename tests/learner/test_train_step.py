@@ -9,12 +9,13 @@ from toy_model import BUCKETS, VOCAB, samples
 
 from crl_jax.learner import objective
 from crl_jax.learner.batching import to_batch
-from crl_jax.learner.optimizer import make_optimizer
+from crl_jax.learner.optimizer import make_optimizer, make_schedule
 from crl_jax.learner.state import TrainingDiverged, init_state, require_progress, to_host
 from crl_jax.learner.step import make_train_step, score_tokens
 from crl_jax.models import transformer
 from crl_jax.models.config import ModelConfig
-from crl_jax.records import TrainBatch
+from crl_jax.models.forward import Execution
+from crl_jax.records import Completion, Finish, Provenance, TokenLog, TrainBatch, TrainSample
 
 LR, EPS, CLIP, T = 0.01, 1e-3, 0.5, 0.7
 OPTIMIZER = make_optimizer(LR, eps=EPS, clip_norm=CLIP)
@@ -99,6 +100,33 @@ def test_L14_L32_padding_changes_nothing(steps: dict) -> None:
     close(steps[1](fresh(), wide), steps[1](fresh(), batch()))
 
 
+def test_L14_two_sequences_padded_to_8_and_to_16_give_one_loss_and_one_update() -> None:
+    """Padded in tokens, in trained slots and in rows: the constant normaliser is not a padded shape."""
+    step = make(objective.actor(aggregation="seq_mean_token_sum_norm", normaliser=5.0))
+    rng = np.random.default_rng(3)
+    two = [toy_model.sample(rng, 2, 1, 1.0), toy_model.sample(rng, 2, 2, -0.5)]  # 6 and 7 tokens
+    narrow = step(fresh(), to_batch(two, row_buckets=(2,), length_buckets=(8,), token_buckets=(3,)))
+    wide = step(fresh(), to_batch(two, row_buckets=(4,), length_buckets=(16,), token_buckets=(8,)))
+    close(wide, narrow)
+    assert wide[1]["loss"].mean() != 0
+
+
+def test_L16_one_trained_token_keeps_its_advantage_and_none_gives_zero(steps: dict) -> None:
+    """There is no whitening, so a single token keeps its advantage of 0.5; of a sequence without any nothing is seen."""
+    log = toy_model.sample(np.random.default_rng(0), 3, 1, 0.5).log
+    prompt = TokenLog.empty().append_context(log.ids[:3].tolist(), Provenance.PROMPT)
+    one, nothing = prompt.append_completion(Completion((4,), (-2.0,), (0,), (0,), Finish.STOP)), prompt
+    alone = to_batch([TrainSample(one, 0.5)], **BUCKETS)
+    assert alone.advantages[alone.mask].tolist() == [0.5]
+    state, sums = steps[1](fresh(), alone)
+    assert (sums["advantage_abs"].mean(), int(sums["advantage_abs"].count), int(state.skipped)) == (0.5, 1, 0)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves((state, sums)))
+    beside, beside_sums = steps[1](fresh(), to_batch([TrainSample(one, 0.5), TrainSample(nothing, 0.5)], **BUCKETS))
+    close((beside, beside_sums), (state, sums))
+    state, sums = steps[1](fresh(), to_batch([TrainSample(nothing, 0.5)], **BUCKETS))
+    assert (float(sums["loss"].total), int(sums["loss"].count), int(state.skipped)) == (0.0, 0, 1)
+
+
 def test_sums_by_hand(steps: dict) -> None:
     b = batch()
     scores = score_tokens(toy_model, None, toy_model.init(), b, temperature=T, allowed=None)
@@ -163,6 +191,25 @@ def test_M05_L02_a_non_finite_step_changes_nothing_and_the_next_one_is_applied(s
     assert (int(applied.step), int(applied.skipped), int(applied.skipped_in_row)) == (2, 1, 0)
 
 
+def test_M05_a_refused_step_advances_neither_adam_nor_its_schedule() -> None:
+    """Counts of Adam and of the schedule after good, bad, good: 1, 1, 2; the second good step has the rate of the second update."""
+    optimizer = make_optimizer(make_schedule("linear", 0.1, steps=4), eps=EPS, clip_norm=0.0)
+    how = {"temperature": T, "allowed": None, "model": toy_model, "microbatches": 2}
+    step = make_train_step(None, optimizer, objective.actor(), **how)
+    state, bad = init_state(toy_model.init(), optimizer), batch()
+    bad.behaviour_logps[3, 0] = np.nan
+    seen = []
+    for data in (batch(), bad, batch(1)):
+        state, sums = step(state, data)
+        counts = [int(leaf) for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim == 0]
+        seen.append((counts, int(state.step), int(state.skipped), float(sums["refused"].total)))
+    assert seen == [([1, 1], 1, 0, 0.0), ([1, 1], 1, 1, 1.0), ([2, 2], 2, 1, 0.0)]
+    without = init_state(toy_model.init(), optimizer)
+    for data in (batch(), batch(1)):
+        without, _ = step(without, data)
+    close((state.params, state.opt_state), (without.params, without.opt_state), atol=0.0)
+
+
 def test_L02_nan_in_a_masked_slot_is_harmless(steps: dict) -> None:
     odd = batch()
     for column in (odd.advantages, odd.behaviour_logps):
@@ -222,6 +269,24 @@ def test_the_transformer_overfits_four_sequences() -> None:
     assert losses[0] == pytest.approx(np.log(VOCAB), rel=0.1)  # a uniform guess, undisturbed by the padded rows
     assert losses[-1] < 0.05
     assert int(state.skipped) == 0
+
+
+def test_float32_masters_keep_moves_that_bfloat16_would_lose() -> None:
+    """Norm scales start at 1, where neighbours in bfloat16 are 2^-8 below and 2^-7 above; three updates of 1e-4 add up all the same."""
+    config = ModelConfig(name="t", vocab_size=VOCAB, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=32)
+    optimizer = make_optimizer(1e-4)
+    how = Execution(dtype=jnp.bfloat16)
+    step = make_train_step(config, optimizer, objective.supervised(), temperature=1.0, allowed=None, how=how)
+    state, four = init_state(transformer.init(config, jax.random.key(0)), optimizer), to_batch(samples(4, 3), **BUCKETS)
+    scales = []
+    for _ in range(3):
+        state, _ = step(state, four)
+        assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt_state)) if leaf.ndim} == {jnp.dtype(jnp.float32)}
+        scales.append(np.asarray(state.params["final_norm"]["scale"]))
+    assert np.all(scales[2].astype(jnp.bfloat16) == 1), "a bfloat16 master would still be at 1"
+    moved = [np.abs(scale - 1) for scale in scales]
+    assert moved[0].min() > 0.9e-4, "Adam's first step is the whole rate"
+    assert np.median(moved[2] / moved[0]) > 2.5, "and the later ones add to it"
 
 
 @pytest.mark.parametrize("kind", ["supervised", "actor"])
