@@ -82,6 +82,7 @@ def test_L09_rows_and_sequences_that_fill_a_packed_bucket_are_masked() -> None:
     b = pack_batch(rows, row_buckets=(4,), length_buckets=(8,), sequence_buckets=(2,), token_buckets=(4,))
     assert b.mask.any(axis=1).tolist() == [True, True, True] + [False] * 5
     assert (b.positions[2:] == -1).all()
+    assert int(b.mask.sum()) == 6
     for mode in ("token_mean", "seq_mean_token_mean"):
         assert aggregate(np.ones(b.mask.shape, np.float32), b.mask, mode).mean() == 1.0
 
