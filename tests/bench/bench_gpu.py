@@ -118,7 +118,7 @@ def peak_tflops(kind: str) -> float:
     """The peak of a card by its ``device_kind``. Raises ValueError for one that is not in the table, or a slice of one."""
     found = [name for name in PEAK_TFLOPS if name.lower() in kind.lower()]
     if not found or "MIG" in kind:
-        raise ValueError(f"no peak is known for `{kind}`: pass --peak-tflops with its dense bfloat16 TFLOP/s (known: {sorted(PEAK_TFLOPS)})")
+        raise ValueError(f"no peak is known for `{kind}`: pass --peak-tflops, dense bfloat16 TFLOP/s (known: {sorted(PEAK_TFLOPS)})")
     return PEAK_TFLOPS[max(found, key=len)]
 
 
@@ -150,13 +150,13 @@ def measure(w: Workload, how: Execution, steps: int, warmup: int, logit_bytes: i
     }
 
 
-def try_variant(name: str, w: Workload, remat: Any, args: argparse.Namespace, peak: float | None) -> dict[str, Any]:
+def try_variant(name: str, w: Workload, args: argparse.Namespace, peak: float | None) -> dict[str, Any]:
     """Check and measure one way to attend; what goes wrong is a part of the result, so that one bad kernel does not cost the others."""
     attend, whole_rows = variants(jax.devices()[0].platform)[name]
     found: dict[str, Any] = {}
     try:
         found["error_against_einsum"] = agreement(attend, w.config)
-        how = Execution(remat, args.scan_layers, jnp.dtype(jnp.bfloat16), attend, whole_rows)
+        how = Execution(args.remat, args.scan_layers, jnp.dtype(jnp.bfloat16), attend, whole_rows)
         found |= measure(w, how, args.steps, args.warmup, args.logit_mib * 2**20)
     except (RuntimeError, ValueError, NotImplementedError) as error:  # XLA's errors are RuntimeErrors
         return found | {"error": f"{type(error).__name__}: {error}"[:2000]}
@@ -171,8 +171,8 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     names = sorted(variants("gpu"))
     parser.add_argument("--attention", nargs="+", choices=names, default=names, help="what to time; the library's own always")
     parser.add_argument("--rows", type=int, default=16, help="packed rows of 4096 tokens in a step")
-    parser.add_argument("--microbatches", type=int, default=8, help="must divide the rows; more of them need less memory")
-    parser.add_argument("--remat", choices=("none", "full", "dots", "attention"), help="default: none from 120 GB of memory, dots below")
+    parser.add_argument("--microbatches", type=int, help="must divide the rows; default: 2 rows each on a card of 120 GB or more, 1 below")
+    parser.add_argument("--remat", choices=("none", "full", "dots", "attention"), default="none", help="none keeps 17 GiB per row alive")
     parser.add_argument("--scan-layers", action="store_true", help="one compiled layer in a loop")
     parser.add_argument("--logit-mib", type=int, default=2048, help="float32 logits alive at a time")
     parser.add_argument("--steps", type=int, default=10)
@@ -182,7 +182,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--allow-cpu", action="store_true", help="run where there is no GPU; the result has no value (needs --tiny)")
     parser.add_argument("--out", type=pathlib.Path, help="also write the result here")
     args = parser.parse_args(argv)
-    if args.rows % args.microbatches:
+    if args.microbatches and args.rows % args.microbatches:
         parser.error(f"--microbatches {args.microbatches} does not divide --rows {args.rows}")
     if args.allow_cpu and not args.tiny:
         parser.error("--allow-cpu needs --tiny: a step of the full shape takes hours on a CPU")
@@ -201,7 +201,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    w = Workload(QWEN2_5_1_5B, args.rows, args.microbatches, sequences=4, prompt=128, trained=896)
+    total = (device.memory_stats() or {}).get("bytes_limit", 0)  # the share of the card that JAX may use
+    microbatches = args.microbatches or (args.rows // 2 if total >= 100 * 2**30 and args.rows % 2 == 0 else args.rows)
+    w = Workload(QWEN2_5_1_5B, args.rows, microbatches, sequences=4, prompt=128, trained=896)
     if args.tiny:
         config = dataclasses.replace(TINY, name="tiny-qwen2", d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, d_ff=16, qkv_bias=True)
         w, args.steps, args.warmup = Workload(config, 2, 2, sequences=2, prompt=4, trained=12), 1, 1
@@ -211,11 +213,9 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"bench_gpu: {error}", file=sys.stderr)
         return 2
-    total = (device.memory_stats() or {}).get("bytes_limit", 0)
-    remat = args.remat or ("none" if total >= 100 * 2**30 else "dots")  # the limit is the share of memory that JAX may use
     found: dict[str, Any] = {}
     for name in dict.fromkeys(["library", *args.attention] if on_gpu else ["library"]):
-        found[name] = try_variant(name, w, remat, args, peak)
+        found[name] = try_variant(name, w, args, peak)
         shown = {k: round(v, 4) for k, v in found[name].items() if isinstance(v, float)}
         print(f"{name}: {found[name].get('error') or shown}", flush=True)
     mfu = found["library"].get("mfu")
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
         "model": w.config.name,
         "parameters": transformer.count_params(w.config),
         "workload": {k: getattr(w, k) for k in ("rows", "microbatches", "sequences", "prompt", "trained", "length", "tokens")},
-        "remat": remat,
+        "remat": args.remat,
         "scan_layers": args.scan_layers,
         "compute": "bfloat16, float32 masters and moments",
         "needed_tflop": w.needed_flops() / 1e12,

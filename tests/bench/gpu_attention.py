@@ -56,8 +56,7 @@ def segment_attention(q: Any, k: Any, v: Any, scope: Scope) -> Any:
 
 
 def layout(segments: Any) -> tuple[Any, Any]:
-    """Lengths [B, M] and starts [B, M + 1] of the sequences of each row, -1 where there is none, from their numbers [B, T] (0, 1, ...; -1 at
-    the padding)."""
+    """Lengths [B, M] and starts [B, M + 1] of the sequences of each row, -1 where there is none, by their numbers [B, T] (-1: padding)."""
     counts = jnp.sum(segments[:, None, :] == jnp.arange(MOST_SEGMENTS)[None, :, None], axis=-1, dtype=jnp.int32)
     ends = jnp.cumsum(counts, axis=1, dtype=jnp.int32)
     none = counts == 0

@@ -17,7 +17,9 @@ from crl_jax.models.config import ModelConfig
 from crl_jax.records import Completion, Finish, Provenance, TokenLog, TrainSample
 from crl_jax.role import Buckets
 
-CONFIG = ModelConfig(name="t", vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=32)
+CONFIG = ModelConfig(
+    name="t", vocab_size=VOCAB, d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=8, d_ff=32, window=4, local_layers=(0,)
+)  # a local and a global layer: the window reaches over the end of a shared beginning
 OPTIMIZER = make_optimizer(0.01, eps=1e-3)
 SIZES = {"length_buckets": (24,), "sequence_buckets": (4,), "token_buckets": (6,)}
 

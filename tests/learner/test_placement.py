@@ -13,6 +13,7 @@ from crl_jax.learner.optimizer import make_optimizer
 from crl_jax.learner.placement import place_batch, state_shardings
 from crl_jax.learner.state import init_state
 from crl_jax.learner.step import make_train_step
+from crl_jax.losses.aggregate import aggregate
 
 OPTIMIZER = make_optimizer(0.01, eps=1e-3)
 AXES = ("data", "fsdp")
@@ -59,6 +60,17 @@ def test_L12_mesh_gives_the_update_of_one_device(shape: tuple[int, int], microba
     for moments in (state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         assert moments["mix"].sharding.spec == SPECS["mix"]
     assert state.params["embed"].sharding.spec == SPECS["embed"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_L12_every_token_weighs_the_same_on_whatever_device_it_lies(count: int) -> None:
+    """Eight tokens of loss 1 in one row, two of loss 6 in the next, two rows of padding: mean 2.0 (3.5 if each device took its own)."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:count]), ("data",)), PartitionSpec("data"))
+    mask = np.zeros((4, 8), np.bool_)
+    mask[0], mask[1, :2] = True, True
+    losses = jax.device_put(np.repeat([[1.0], [6.0], [9.0], [9.0]], 8, axis=1).astype(np.float32), sharding)
+    total = jax.jit(aggregate)(losses, jax.device_put(mask, sharding))
+    assert (total.mean(), int(total.count)) == (2.0, 10)
 
 
 def test_K13_scalars_of_the_optimiser_span_the_mesh() -> None:
