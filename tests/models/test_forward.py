@@ -73,7 +73,7 @@ def kept(params, remat, capsys) -> set[str]:
 
 
 def test_remat_keeps_what_it_says(params, capsys):
-    """The MLP's widest arrays ([18, 24], 18 tokens) are kept without remat; not by `full` or `attention`, which keeps what attention found."""
+    """The widest arrays, the MLP's [18 tokens, 24], are kept without remat, by neither `full` nor `attention`."""
     assert "f32[18,24]" in kept(params, "none", capsys)
     full, attention = kept(params, "full", capsys), kept(params, "attention", capsys)
     assert "f32[18,24]" not in full | attention
