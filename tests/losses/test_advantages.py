@@ -29,6 +29,8 @@ def test_subgroups_compete_inside_their_condition_only() -> None:
 def test_L05_no_variance_residue_is_divided_by() -> None:
     constant = np.full(8, 0.7, np.float32)
     assert np.array_equal(group_advantages(constant, np.zeros(8, int)), np.zeros(8))
+    for n in range(2, 12):  # three times 0.1 has a mean that is not 0.1
+        assert np.array_equal(group_advantages(np.full(n, 0.1), np.zeros(n, int)), np.zeros(n))
     one_failure = A([0.0] + [0.7] * 7, np.float32)
     # std = .7 / sqrt(8), so the first is -(7/8) sqrt(8); the bound (n - 1) / sqrt(n) is reached exactly
     advantages = group_advantages(one_failure, np.zeros(8, int))
