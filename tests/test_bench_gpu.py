@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -56,6 +57,37 @@ def test_the_launcher_stops_before_it_installs_anything(tmp_path: pathlib.Path) 
     assert done.returncode == 2
     assert "no NVIDIA GPU here" in done.stderr
     assert not (tmp_path / "venv").exists()
+
+
+def test_with_a_card_the_launcher_adds_cuda_of_the_same_version_and_passes_its_arguments_on(tmp_path: pathlib.Path) -> None:
+    """With stand-ins for nvidia-smi, the set-up, Python and uv that write down how they were called."""
+    copy = tmp_path / "a clone"
+    (copy / "launch").mkdir(parents=True)
+    shutil.copy(ROOT / "launch" / "bench_gpu.sh", copy / "launch")
+    log = f'echo "${{0##*/}} $* ${{XLA_PYTHON_CLIENT_MEM_FRACTION:-}} ${{JAX_PLATFORMS:-}}" >> "{tmp_path}/calls"\n'
+    files = {
+        copy / "launch" / "setup.sh": log,
+        tmp_path / "bin" / "nvidia-smi": "exit 0\n",
+        tmp_path / "venv" / "bin" / "python": f"if [[ $1 == -c ]]; then echo 1.2.3; else {log}fi\n",
+        tmp_path / "venv" / "bin" / "uv": log,
+    }
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/bash\n" + text)
+        path.chmod(0o755)
+    path, venv = f"{tmp_path / 'bin'}:{os.environ['PATH']}", str(tmp_path / "venv")
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_PYTHON_CLIENT_MEM_FRACTION"}
+    environment = kept | {"PATH": path, "CRL_VENV": venv, "JAX_PLATFORMS": "cpu"}
+    command = ["bash", str(copy / "launch" / "bench_gpu.sh")]
+    subprocess.run([*command, "--out", "r.json"], cwd="/", env=environment, check=True, timeout=60)
+    subprocess.run([*command, "--tiny", "--allow-cpu"], cwd="/", env=environment, check=True, timeout=60)
+    assert [line.split() for line in (tmp_path / "calls").read_text().splitlines()] == [
+        ["setup.sh", "cpu"],
+        ["uv", "pip", "install", "--quiet", "--python", f"{venv}/bin/python", "jax[cuda12]==1.2.3", "cpu"],
+        ["python", "tests/bench/bench_gpu.py", "--out", "r.json", "0.93"],
+        ["setup.sh", "cpu"],
+        ["python", "tests/bench/bench_gpu.py", "--tiny", "--allow-cpu", "cpu"],
+    ]
 
 
 @pytest.mark.parametrize(
