@@ -39,6 +39,7 @@ from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Store
 from crl_jax.experience.writer import WritePolicy
+from crl_jax.host_memory import keep_freed_memory
 from crl_jax.learner import objective
 from crl_jax.learner.optimizer import make_optimizer, make_schedule
 from crl_jax.lookup import RoleParts
@@ -59,7 +60,7 @@ from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import EngineSampler, Sampler
 from crl_jax.sharding.mesh import DATA, FSDP, TENSOR
-from crl_jax.sharding.reshard import make_copy
+from crl_jax.sharding.reshard import make_copy, serving_layout
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
@@ -169,6 +170,8 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
     ``read_only`` is for looking at a run that has a checkpoint: nothing in its folder changes, and the bank is a copy in memory.
     """
     _keep_compiled_programs(config.run.compile_cache)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     goals, eval_sets = lookup.tasks(config)
     options = lookup.env_options(config)
     prompts, lessons = lookup.actor_prompts(config.actor.prompt), lookup.extractor_prompts(config.extractor.prompt)
@@ -271,8 +274,8 @@ def _role(
         chunk_buckets=role.chunk_buckets,
         cache_dtype=jnp.dtype(role.serve_dtype),
     )
-    served = make_copy(role.serve_dtype)(params) if role.serve_dtype != "float32" else params
-    sampler: Sampler = EngineSampler(engine, served, request_timeout_s=config.run.collect_timeout_s)
+    layout = serving_layout(mesh)
+    sampler: Sampler = EngineSampler(engine, make_copy(role.serve_dtype, layout)(params), request_timeout_s=config.run.collect_timeout_s)
     stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
     return Role(
         name,
@@ -288,6 +291,7 @@ def _role(
         microbatches=role.microbatches,
         how=execution(role, mesh),
         serve_dtype=role.serve_dtype,
+        serve_layout=layout,
         lora=lora_of(role),
         adapter_seed=derive_seed(config.run.seed, name, "lora"),
     )

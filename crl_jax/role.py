@@ -30,7 +30,7 @@ from crl_jax.records import TrainBatch, TrainSample
 from crl_jax.serving.sampler import Sampler
 from crl_jax.sharding.adapters import adapter_shardings, make_merge
 from crl_jax.sharding.mesh import DATA, FSDP
-from crl_jax.sharding.reshard import make_copy
+from crl_jax.sharding.reshard import Layout, make_copy, unchanged
 from crl_jax.sharding.rules import param_shardings
 
 Packing = Literal["padded", "sequences", "prefixes"]
@@ -107,6 +107,7 @@ class Role:
         microbatches: int = 1,
         how: Execution | None = None,
         serve_dtype: Any = jnp.float32,
+        serve_layout: Layout = unchanged,
         lora: Lora | None = None,
         adapter_seed: int = 0,
     ) -> None:
@@ -116,10 +117,10 @@ class Role:
         if lora is None:
             trained, served = (
                 make_copy(jnp.float32)(base),
-                make_copy(serve_dtype),
+                make_copy(serve_dtype, serve_layout),
             )  # the step donates its state; the sampler keeps ``params``
         else:
-            trained, served = init_adapters(base, lora, jax.random.key(adapter_seed)), make_merge(lora, serve_dtype, base)
+            trained, served = init_adapters(base, lora, jax.random.key(adapter_seed)), make_merge(lora, serve_dtype, base, serve_layout)
             shardings = adapter_shardings(trained, mesh)
         self.base, self._served = None if lora is None else base, served
         state = init_state(trained, optimizer)

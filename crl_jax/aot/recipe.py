@@ -192,7 +192,7 @@ def _serving(name: str, role: RoleConfig, model: transformer.ModelConfig, mesh: 
             f"{rows} rows x {chunk} tokens into {role.slots} slots of {length}, chunk at the end",
             replica.size,
             forward_flops(model, tokens=rows * chunk, pairs=rows * chunk * (length - chunk / 2), logits=rows),
-            lambda packed=packed, dense=dense: programs.extend.lower(program, params, state, None, packed, dense),
+            lambda packed=packed, dense=dense: programs.extend.lower(program, params, state, packed, dense),
             keeps,
         )
     slots = jax.ShapeDtypeStruct((role.slots,), jnp.int32, sharding=whole)

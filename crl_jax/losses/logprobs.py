@@ -11,7 +11,7 @@ Does not: gather hidden states or shift tokens: ``logits[b, n]`` are the logits 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -92,8 +92,8 @@ def chunked_logps(
 
     if chunk >= n:
         return scores((hidden, ids, states))
-    again: Any = jax.checkpoint(scores)  # pyright: ignore[reportUnknownMemberType]
-    parts: TokenScores = jax.lax.map(again, jax.tree.map(split, (hidden, ids, states)))  # pyright: ignore[reportUnknownMemberType]
+    again: Callable[[Any], TokenScores] = jax.checkpoint(scores)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    parts = cast(TokenScores, jax.lax.map(again, jax.tree.map(split, (hidden, ids, states))))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     return TokenScores(joined(parts.logps), joined(parts.entropy))
 
 

@@ -73,7 +73,8 @@ def rotary(positions: Int[Array, "B T"], head_dim: int, theta: float, scaling: R
     if scaling is not None:
         frequency = stretch(frequency, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * frequency
-    return Rotary(jnp.cos(angle), jnp.sin(angle))
+    # A barrier: every layer's rotation would be fused with its own copy of the sines.
+    return Rotary(*jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle))))
 
 
 def stretch(frequency: Float[Array, " half"], scaling: RopeScaling) -> Float[Array, " half"]:
@@ -230,5 +231,5 @@ class Transformer(nnx.Module):
             keys.append(all_k)
             values.append(all_v)
             row_k, row_v = (all_k, all_v) if rows is None else (all_k[rows], all_v[rows])
-            x = block.finish(x, attend(q, row_k, row_v, mask).astype(x.dtype) @ block.attn.o[...])
+            x = block.finish(x, matmul(attend(q, row_k, row_v, mask).astype(x.dtype), block.attn.o[...]))
         return self.final_norm(x), KVCache(tuple(keys), tuple(values))

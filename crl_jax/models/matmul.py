@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from crl_jax.models.lora import LowRank
+from crl_jax.models.transposed import Transposed
 
 
 def matmul(x: Float[Array, "*d D"], kernel: Float[Array, "D E"], out_dtype: Any = None) -> Float[Array, "*d E"]:
@@ -26,6 +27,8 @@ def matmul(x: Float[Array, "*d D"], kernel: Float[Array, "D E"], out_dtype: Any 
     if isinstance(kernel, LowRank):
         change = matmul(matmul(x, kernel.a), kernel.b, dtype)
         return matmul(x, jax.lax.stop_gradient(kernel.base), dtype) + kernel.scale * change
+    if isinstance(kernel, Transposed):
+        return kernel.multiplied(x.reshape(-1, x.shape[-1]), dtype).reshape(*x.shape[:-1], kernel.shape[-1])
     out: Any = _product(dtype, x.reshape(-1, x.shape[-1]), kernel)
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 

@@ -23,6 +23,7 @@ from crl_jax.models.forward import Execution, forward
 from crl_jax.models.layers import KVCache, Transformer
 from crl_jax.models.matmul import matmul
 from crl_jax.models.params import Params, check_complete, flatten, unflatten
+from crl_jax.models.transposed import from_the_left
 
 __all__ = [
     "Execution",
@@ -87,10 +88,18 @@ def hidden_states(
     return model.cached(tokens, positions, cache, slots)
 
 
-def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "*d D"]) -> Float[Array, "*d V"]:
-    """Logits in float32, against the embedding table when ``tie_embeddings``. Give it only the positions that need logits."""
-    kernel = params["embed"]["table"].T if config.tie_embeddings else params["head"]["kernel"]
-    return matmul(hidden, kernel, jnp.float32)
+def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "*d D"], *, decoding: bool = False) -> Float[Array, "*d V"]:
+    """Logits in float32, against the embedding table when ``tie_embeddings``. Give it only the positions that need logits.
+
+    ``decoding`` says that nothing will be differentiated, so that a tied table may stand on the left (``models.transposed``).
+    """
+    if not config.tie_embeddings:
+        return matmul(hidden, params["head"]["kernel"], jnp.float32)
+    table = params["embed"]["table"]
+    if not decoding or hidden.ndim != 2:
+        return matmul(hidden, table.T, jnp.float32)
+    left = functools.partial(from_the_left, dtype=jnp.float32)
+    return jax.lax.platform_dependent(hidden, table, cpu=left, default=lambda x, table: matmul(x, table.T, jnp.float32))
 
 
 def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.float32) -> KVCache:

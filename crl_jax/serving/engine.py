@@ -1,4 +1,4 @@
-"""The slot engine: turns lists of rows into padded dispatches of the two compiled programs.
+"""The slot engine: turns lists of rows into padded dispatches of the compiled programs.
 
 Owns: batch shapes (row and chunk buckets), packing, and reading results back.
 Promises: one small array in and one out per dispatch; results are fetched only when asked (``fetch``), so several dispatches can be
@@ -27,8 +27,8 @@ from crl_jax.serving.constraint import ROOT, UNCONSTRAINED, ActionTrie
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Tokens to append to one slot. ``start`` tokens of it are in the cache already; ``budget`` 0 means that more input follows, so
-    nothing is sampled.
+    """Tokens to append to one slot, and how to go on from there. ``start`` tokens of it are in the cache already; ``last`` is the token to
+    feed after ``tokens``; ``budget`` 0 means that more input follows, so nothing is sampled.
 
     ``counter`` is the number of tokens already sampled for this request and ``state`` the constraint state to sample in (0 =
     unconstrained). Of ``params.seed`` the low 31 bits are used.
@@ -37,6 +37,7 @@ class Row:
     slot: int
     start: int
     tokens: Sequence[int]
+    last: int
     budget: int
     params: SamplingParams
     counter: int = 0
@@ -117,16 +118,20 @@ class SlotEngine:
         """A state with empty slots."""
         return programs.init_state(self._program, self.max_slots, self.max_length)
 
-    def extend(self, params: Any, decode_state: programs.DecodeState, rows: Sequence[Row]) -> tuple[programs.DecodeState, Any]:
-        """Appends each row's tokens to its slot and samples one token where ``budget`` > 0. Each slot at most once; tokens at most the
-        largest chunk.
+    def extend(self, params: Any, decode_state: programs.DecodeState, rows: Sequence[Row]) -> programs.DecodeState:
+        """Appends each row's tokens to its slot. Each slot at most once; tokens at most the largest chunk. Donates ``decode_state``."""
+        packed, _ = self.pack(rows, bucket(max(len(r.tokens) for r in rows), self.chunk_buckets))
+        return programs.extend(self._program, params, decode_state, packed, packed.shape[0] == self.max_slots)
 
-        Donates ``decode_state``. The result's ``fetch`` gives one ``Emitted`` per row, in order.
+    def fork(self, decode_state: programs.DecodeState, sources: Sequence[int], rows: Sequence[Row]) -> programs.DecodeState:
+        """Gives each row's slot the first ``start`` cached tokens of its source slot, which may be itself. Rows have no tokens.
+
+        No slot may be both a source and another row's slot. Donates ``decode_state``.
         """
-        packed, order = self.pack(rows)
-        dense = packed.shape[0] == self.max_slots
-        state, data = programs.extend(self._program, params, decode_state, self._tables, packed, dense)
-        return state, self._result(data, order)
+        packed, order = self.pack(rows, 0)
+        source = np.zeros(packed.shape[0], np.int32)
+        source[list(order)] = list(sources)
+        return programs.fork(self._program, decode_state, source, packed)
 
     def generate(
         self, params: Any, decode_state: programs.DecodeState, slots: Sequence[int] | None = None, steps: int = 1
@@ -144,9 +149,9 @@ class SlotEngine:
         state, data = programs.generate(self._program, params, decode_state, self._tables, index, np.int32(steps), width, dense)
         return state, self._result(data, order)
 
-    def pack(self, rows: Sequence[Row]) -> tuple[Int[np.ndarray, "R W"], tuple[int, ...]]:
-        """The padded int32 batch of ``rows`` (columns of ``programs.unpack_rows``) and where each row went."""
-        size, chunk = bucket(len(rows), self.row_buckets), bucket(max(len(r.tokens) for r in rows), self.chunk_buckets)
+    def pack(self, rows: Sequence[Row], chunk: int) -> tuple[Int[np.ndarray, "R W"], tuple[int, ...]]:
+        """The padded int32 batch of ``rows`` (columns of ``programs.unpack_rows``), ``chunk`` tokens wide, and where each row went."""
+        size = bucket(len(rows), self.row_buckets)
         order = tuple(r.slot for r in rows) if size == self.max_slots else tuple(range(len(rows)))
         stops = programs.HEADER
         packed = np.zeros((size, stops + self.max_stop_ids + chunk), np.int32)
@@ -157,6 +162,7 @@ class SlotEngine:
             p, n = row.params, len(row.tokens)
             packed[at, :8] = (row.slot, row.start, n, row.budget, row.counter, row.state, p.seed & 0x7FFFFFFF, p.top_k)
             floats[at, 8:10] = (p.temperature, p.top_p)
+            packed[at, 10] = row.last
             packed[at, stops : stops + len(p.stop_ids)] = p.stop_ids
             packed[at, stops + self.max_stop_ids : stops + self.max_stop_ids + n] = row.tokens
         return packed, order

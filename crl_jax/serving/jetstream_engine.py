@@ -156,12 +156,11 @@ class JetStreamEngine(SlotEngine, engine_api.Engine):  # type: ignore[misc]
         packed = np.zeros((1, programs.HEADER + self.max_stop_ids + bucket(len(tokens), self.chunk_buckets)), np.int32)
         packed[0, 1:3] = start, len(tokens)
         packed[0, programs.HEADER + self.max_stop_ids :][: len(tokens)] = tokens
-        return programs.extend(self._program, params, prefix, self._tables, packed, True)[0]
+        return programs.extend(self._program, params, prefix, packed, True)
 
     def _ready(self, length: int, last: int, room: int) -> programs.SlotFields:
         """The fields of one slot that is to sample with the defaults after ``last``."""
         budget = min(self.defaults.max_new_tokens, room)
-        row = Row(0, length, [last], budget, self.defaults, state=self.first_state(self.defaults))
-        packed, order = self.pack([row])
-        _, _, fields, _ = programs.unpack_rows(jax.numpy.asarray(packed[order[0]][None]), self.max_stop_ids)
-        return fields._replace(last=jax.numpy.full(1, last, jax.numpy.int32))
+        row = Row(0, length, [], last, budget, self.defaults, state=self.first_state(self.defaults))
+        packed, order = self.pack([row], 0)
+        return programs.unpack_rows(jax.numpy.asarray(packed[order[0]][None]), self.max_stop_ids)[2]

@@ -1,4 +1,4 @@
-"""The two compiled programs of the slot engine, as pure functions on arrays: ``extend`` and ``generate``.
+"""The compiled programs of the slot engine, as pure functions on arrays: ``extend`` and ``generate``, and ``fork`` and ``insert`` to copy.
 
 Owns: the decode state (a KV cache of S slots and, per slot, everything needed to go on sampling) and how one dispatch changes it.
 Promises: a slot's tokens do not depend on other slots; positions past a slot's length may hold stale keys but are never attended to; the
@@ -7,7 +7,8 @@ that comes back.
 Does not: choose batch shapes, know sessions, or copy anything to the host.
 
 Invariant of a slot: ``length`` tokens are in the cache; ``last`` is the next token to feed (sampled, or the end of a prompt) and is not
-in it yet; ``budget`` tokens may still be sampled (0 = finished or waiting for input).
+in it yet; ``budget`` tokens may still be sampled (0 = finished or waiting for input). Only ``generate`` samples, so the first token of a
+completion is computed in the same way as every other, whoever filled the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from crl_jax.models import transformer
 from crl_jax.serving.constraint import COMPLETE, UNCONSTRAINED
 from crl_jax.serving.sampling import RowParams, sample
 
-HEADER = 10  # int32 columns of a packed row before the stop ids: see pack order in ``unpack_rows``
+HEADER = 11  # int32 columns of a packed row before the stop ids: see pack order in ``unpack_rows``
 
 
 class SlotFields(NamedTuple):
@@ -75,14 +76,14 @@ def init_state(program: Program, max_slots: int, max_length: int) -> DecodeState
 
 def unpack_rows(packed: Int[Array, "R W"], max_stop_ids: int) -> tuple[Int[Array, " R"], Int[Array, " R"], SlotFields, Int[Array, "R C"]]:
     """(slot, n, fields, tokens) of a packed batch; columns: slot, start, n, budget, counter, state, seed, top_k, temperature bits, top_p
-    bits, stops, tokens.
+    bits, last, stops, tokens.
 
-    ``fields.length`` is the start (the tokens already in the cache) and ``fields.last`` is unset.
+    ``fields.length`` is the start (the tokens already in the cache).
     """
-    slot, start, n, budget, counter, trie, seed, top_k, temperature, top_p = (packed[:, i] for i in range(HEADER))
+    slot, start, n, budget, counter, trie, seed, top_k, temperature, top_p, last = (packed[:, i] for i in range(HEADER))
     real = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     params = RowParams(real(temperature), real(top_p), top_k, seed, counter, trie)
-    fields = SlotFields(start, jnp.zeros_like(start), budget, params, packed[:, HEADER : HEADER + max_stop_ids])
+    fields = SlotFields(start, last, budget, params, packed[:, HEADER : HEADER + max_stop_ids])
     return slot, n, fields, packed[:, HEADER + max_stop_ids :]
 
 
@@ -97,25 +98,17 @@ def pack_result(
 
 
 @functools.partial(jax.jit, static_argnames=("program", "dense"), donate_argnames=("state",))
-def extend(
-    program: Program, params: Any, state: DecodeState, tables: Tables | None, packed: Int[Array, "R W"], dense: bool
-) -> tuple[DecodeState, Int[Array, "R 5"]]:
-    """Appends up to C tokens to each named slot and samples the next token of every row whose budget is > 0.
+def extend(program: Program, params: Any, state: DecodeState, packed: Int[Array, "R W"], dense: bool) -> DecodeState:
+    """Appends up to C tokens to each named slot and sets its fields.
 
-    A row with budget 0 is a part of an input that goes on in a later dispatch. Padding rows have n 0 and a slot number past the end.
-    ``dense`` promises that row i is slot i (R = S), which saves gathering cache rows.
+    A row with budget 0 is a part of an input that goes on in a later dispatch. Padding rows have a slot number past the end. ``dense``
+    promises that row i is slot i (R = S), which saves gathering cache rows.
     """
     slot, n, fields, tokens = unpack_rows(packed, program.max_stop_ids)
     column = jnp.arange(tokens.shape[1])
     positions = jnp.where(column < n[:, None], fields.length[:, None] + column, -1)
-    hidden, cache = transformer.hidden_states(program.config, params, tokens, positions, cache=state.cache, slots=None if dense else slot)
-    final = jnp.take_along_axis(hidden, jnp.maximum(n - 1, 0)[:, None, None], axis=1)[:, 0]
-    logits = transformer.unembed(program.config, params, final)
-    ids, logps = sample(logits, fields.params, None if tables is None else tables.allowed)
-    emit = fields.budget > 0
-    result = pack_result(ids[:, None], emit[:, None], fields.params.counter + emit, logps[:, None], fields.params.state[:, None])
-    fields = _after_token(fields._replace(length=fields.length + n), ids, emit, tables)
-    return _store(program, state, cache, fields, jnp.where(n > 0, slot, state.slots.length.shape[0])), result
+    _, cache = transformer.hidden_states(program.config, params, tokens, positions, cache=state.cache, slots=None if dense else slot)
+    return _store(program, state, cache, fields._replace(length=fields.length + n), slot)
 
 
 @functools.partial(jax.jit, static_argnames=("program", "width", "dense"), donate_argnames=("state",))
@@ -153,7 +146,7 @@ def generate(
         hidden, cache = transformer.hidden_states(
             program.config, params, fields.last[:, None], positions, cache=cache, slots=None if dense else slot
         )
-        logits = transformer.unembed(program.config, params, hidden[:, 0])
+        logits = transformer.unembed(program.config, params, hidden[:, 0], decoding=True)
         token, logp = sample(logits, fields.params, None if tables is None else tables.allowed)
         out = (ids.at[:, i].set(token), valid.at[:, i].set(active), logps.at[:, i].set(logp), states.at[:, i].set(fields.params.state))
         return i + 1, cache, _after_token(fields._replace(length=fields.length + active), token, active, tables), out
@@ -168,6 +161,17 @@ def generate(
 def insert(program: Program, prefix: DecodeState, state: DecodeState, slot: Int[Array, ""]) -> DecodeState:
     """Copies the single slot of ``prefix`` into ``slot``; the prefix is left intact."""
     return jax.tree.map(lambda whole, row: whole.at[slot].set(row[0]), state, prefix)
+
+
+@functools.partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
+def fork(program: Program, state: DecodeState, source: Int[Array, " R"], packed: Int[Array, "R W"]) -> DecodeState:
+    """Copies the cache row ``source[i]`` into the slot of row i of ``packed`` (its own slot: nothing is copied) and sets its fields.
+
+    The rows' starts say how many tokens of the copy count. Padding rows have a slot number past the end.
+    """
+    slot, _, fields, _ = unpack_rows(packed, program.max_stop_ids)
+    cache = jax.tree.map(lambda leaf: leaf.at[slot].set(leaf[source], mode="drop"), state.cache)
+    return _store(program, state, cache, fields, slot)
 
 
 def _after_token(fields: SlotFields, token: Int[Array, " R"], sampled: Bool[Array, " R"], tables: Tables | None) -> SlotFields:

@@ -151,7 +151,7 @@ class EngineSampler:
         self.version = version
 
     def stats(self) -> dict[str, int | float]:
-        names = ("prefilled_tokens", "decoded_tokens", "recomputed_tokens", "swaps", "evictions", "cancelled", "refused")
+        names = ("prefilled_tokens", "decoded_tokens", "recomputed_tokens", "shared_tokens", "swaps", "evictions", "cancelled", "refused")
         counts = {name: self._scheduler.counts[name] for name in names}
         return counts | self._turn.stats() | {"undelivered": self._inbox.undelivered}
 

@@ -139,38 +139,50 @@ class Scheduler:
             self.running[session_id] = session
 
     def to_extend(self) -> list[tuple[Session, Row]]:
-        """The rows of running requests whose input is not all in the cache."""
-        rows = []
-        for session in self.running.values():
-            request = session.request
-            assert request is not None
-            assert session.slot is not None
-            if not request.decoding:
-                budget, tokens = request.limit - len(request.ids), session.ids[session.cached :]
-                rows.append((session, Row(session.slot, session.cached, tokens, budget, request.params, len(request.ids), request.state)))
+        """The rows of running requests whose input, but for its last id, is not all in the cache.
+
+        Of sessions that start with the same ids one is computed; the others are forked from it once it is in the cache (``to_fork``).
+        """
+        rows, seen = [], set[tuple[int, ...]]()
+        for session in sorted(self._pending(), key=lambda s: -s.cached):
+            key = tuple(session.ids)
+            if session.cached < len(session.ids) - 1 and not (session.cached == 0 and key in seen):
+                rows.append((session, self._row(session, session.cached)))
+            seen.add(key)
         return rows
+
+    def to_fork(self) -> list[tuple[Session, Session, Row]]:
+        """(session, the session whose cache it takes, its row) for requests that can sample without computing more: nothing but the last id
+        is missing in their own cache, or a running session has the same ids in its cache.
+        """
+        sources = {tuple(s.ids): s for s in self.running.values() if s.cached == len(s.ids) - 1}
+        forks = []
+        for session in self._pending():
+            end = len(session.ids) - 1
+            source = session if session.cached == end else sources.get(tuple(session.ids)) if session.cached == 0 else None
+            if source is not None:
+                forks.append((session, source, self._row(session, end)))
+        return forks
 
     def note_extended(self, session: Session, n: int) -> None:
         """``n`` more ids of the session were dispatched into the cache. Call before the tokens sampled from them are noted."""
-        request = session.request
-        assert request is not None
-        low, high = session.cached, session.cached + n
-        fresh = max(low, session.computed)
-        self.counts["recomputed_tokens"] += min(high, fresh) - low
-        self.counts["prefilled_tokens"] += max(0, min(high, request.end) - max(fresh, request.start))
-        session.cached, session.computed = high, max(session.computed, high)
-        request.decoding = high == len(session.ids)
+        self._note_cached(session, session.cached + n)
 
-    def note_sampled(self, session: Session, request: Request, emitted: Emitted, version: int, fed: bool) -> None:
-        """Tokens came back. ``fed``: each step first put the previous token into the cache (generate), unlike the first token after an
-        input.
-        """
+    def note_forked(self, session: Session, source: Session) -> None:
+        """The session took the cache of ``source``: its own, or one with the same ids."""
+        end = len(session.ids) - 1
+        if source is not session:
+            self.counts["shared_tokens"] += end
+            session.cached, session.computed = end, max(session.computed, end)
+        self._note_cached(session, end)
+
+    def note_sampled(self, session: Session, request: Request, emitted: Emitted, version: int) -> None:
+        """Tokens came back; each step first put the token before it into the cache."""
         if session.request is not request or not emitted.ids:
             return  # cancelled or finished meanwhile
         session.ids.extend(emitted.ids)
-        if fed:
-            session.cached += len(emitted.ids)
-            session.computed = max(session.computed, session.cached)
+        session.cached += len(emitted.ids)
+        session.computed = max(session.computed, session.cached)
         request.ids.extend(emitted.ids)
         request.logps.extend(emitted.logps)
         request.states.extend(emitted.states)
@@ -182,6 +194,28 @@ class Scheduler:
             self._finish(session, Finish.STOP)
         elif len(request.ids) == request.limit:
             self._finish(session, Finish.LENGTH)
+
+    def _pending(self) -> list[Session]:
+        return [s for s in self.running.values() if s.request is not None and not s.request.decoding]
+
+    def _row(self, session: Session, start: int) -> Row:
+        """What is left to write after the first ``start`` ids; the last id is fed by ``generate``."""
+        request = session.request
+        assert request is not None
+        assert session.slot is not None
+        *tokens, last = session.ids[start:]
+        return Row(session.slot, start, tokens, last, request.limit - len(request.ids), request.params, len(request.ids), request.state)
+
+    def _note_cached(self, session: Session, high: int) -> None:
+        """The first ``high`` ids are in the cache. The last id, which ``generate`` feeds, is counted with those before it."""
+        request = session.request
+        assert request is not None
+        request.decoding = high == len(session.ids) - 1
+        low, counted = session.cached, high + request.decoding
+        fresh = max(low, session.computed)
+        self.counts["recomputed_tokens"] += min(counted, fresh) - low
+        self.counts["prefilled_tokens"] += max(0, min(counted, request.end) - max(fresh, request.start))
+        session.cached, session.computed = high, max(session.computed, counted)
 
     def fail_all(self, error: Exception) -> None:
         """Every request ends with ``error``."""

@@ -1,4 +1,4 @@
-"""One turn of the engine thread: admit, extend everything that is pending, generate for everything that is ready, read the results.
+"""One turn of the engine thread: admit, extend what is pending, copy what another session has, generate for what is ready.
 
 Owns: the decode state and the weights in use. Promises: one version of the weights per turn; the dispatches of a turn are queued before
 the first result is waited for. Does not: know threads or futures.
@@ -12,9 +12,7 @@ from typing import Any
 
 from crl_jax.errors import UserError
 from crl_jax.serving.engine import Emitted, SlotEngine
-from crl_jax.serving.scheduler import Request, Scheduler, Session, group_rows
-
-Pending = tuple[Any, list[tuple[Session, Request]], bool]  # a dispatch's result, whose rows they are, and whether generate made it
+from crl_jax.serving.scheduler import Scheduler, group_rows
 
 
 class WeightsDiverged(UserError, FloatingPointError):
@@ -32,7 +30,7 @@ class EngineTurn:
         self._clock = clock
         self._state = engine.init_decode_state()
         self._busy_s = 0.0
-        self._dispatches = {"extend_dispatches": 0, "generate_dispatches": 0}
+        self._dispatches = {"extend_dispatches": 0, "generate_dispatches": 0, "fork_dispatches": 0}
 
     def swap(self, params: Any, version: int) -> None:
         """Uses ``params`` (by reference) from the next dispatch on."""
@@ -46,12 +44,9 @@ class EngineTurn:
         self._scheduler.admit(start_s)
         if not self._scheduler.running:
             return
-        pending = self._extend()
-        pending += self._generate(just_extended={id(s) for _, owners, _ in pending for s, _ in owners})
-        for result, owners, fed in pending:
-            for (session, request), emitted in zip(owners, result.fetch(), strict=True):
-                self._check_finite(emitted)
-                self._scheduler.note_sampled(session, request, emitted, self._version, fed)
+        self._extend()
+        self._fork()
+        self._generate()
         self._busy_s += self._clock() - start_s
 
     def stats(self) -> dict[str, int | float]:
@@ -66,34 +61,37 @@ class EngineTurn:
             "open_sessions": len(scheduler.sessions),
         }
 
-    def _extend(self) -> list[Pending]:
+    def _extend(self) -> None:
         """Dispatches every pending input, grouped by size."""
-        pending: list[Pending] = []
         for group in group_rows(self._scheduler.to_extend(), self._engine.row_buckets, self._engine.chunk_buckets):
-            self._state, result = self._engine.extend(self._params, self._state, [row for _, row in group])
+            self._state = self._engine.extend(self._params, self._state, [row for _, row in group])
             self._dispatches["extend_dispatches"] += 1
             for session, row in group:
                 self._scheduler.note_extended(session, len(row.tokens))
-            pending.append((result, [(s, s.request) for s, _ in group if s.request is not None], False))
-        return pending
 
-    def _generate(self, just_extended: set[int]) -> list[Pending]:
-        """Dispatches some steps for every request that can go on, those whose first token is being sampled right now included."""
-        owners, left = [], 0
-        for session in self._scheduler.running.values():
-            request = session.request
-            if request is None or not request.decoding:
-                continue
-            remaining = request.limit - len(request.ids) - (id(session) in just_extended)
-            if remaining > 0:
-                owners.append((session, request))
-                left = max(left, remaining)
+    def _fork(self) -> None:
+        """Dispatches one copy for all requests whose input some cache holds already."""
+        forks = self._scheduler.to_fork()
+        if not forks:
+            return
+        sources = [source.slot for _, source, _ in forks if source.slot is not None]
+        self._state = self._engine.fork(self._state, sources, [row for _, _, row in forks])
+        self._dispatches["fork_dispatches"] += 1
+        for session, source, _ in forks:
+            self._scheduler.note_forked(session, source)
+
+    def _generate(self) -> None:
+        """Some steps for every request whose input is in the cache, and what they gave."""
+        owners = [(s, s.request) for s in self._scheduler.running.values() if s.request is not None and s.request.decoding]
         if not owners:
-            return []
+            return
+        left = max(request.limit - len(request.ids) for _, request in owners)
         slots = [s.slot for s, _ in owners if s.slot is not None]
         self._state, result = self._engine.generate(self._params, self._state, slots, min(left, self._engine.max_steps))
         self._dispatches["generate_dispatches"] += 1
-        return [(result, owners, True)]
+        for (session, request), emitted in zip(owners, result.fetch(), strict=True):
+            self._check_finite(emitted)
+            self._scheduler.note_sampled(session, request, emitted, self._version)
 
     def _check_finite(self, emitted: Emitted) -> None:
         if not all(map(math.isfinite, emitted.logps)):

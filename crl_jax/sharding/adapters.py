@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from crl_jax.models.lora import Lora, merge
 from crl_jax.models.params import Params, flatten, unflatten
+from crl_jax.sharding.reshard import Layout, unchanged
 from crl_jax.sharding.rules import rule_for
 
 
@@ -30,11 +31,11 @@ def adapter_shardings(adapters: Params, mesh: Mesh) -> Params:
     return unflatten({name: placed(name) for name in flatten(adapters)})
 
 
-def make_merge(lora: Lora, dtype: Any, base: Params) -> Callable[[Params], Params]:
-    """``merged(adapters) -> params`` over ``base``, compiled, in ``dtype``; shares no buffer with ``base``."""
+def make_merge(lora: Lora, dtype: Any, base: Params, layout: Layout = unchanged) -> Callable[[Params], Params]:
+    """``merged(adapters) -> params`` over ``base``, compiled, in ``dtype`` and ``layout``; shares no buffer with ``base``."""
 
     def cast(base: Params, adapters: Params) -> Params:
         merged = merge(base, adapters, lora)
-        return jax.tree.map(lambda leaf: jnp.copy(leaf) if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype), merged)
+        return layout(jax.tree.map(lambda leaf: jnp.copy(leaf) if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype), merged))
 
     return functools.partial(jax.jit(cast), base)

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh
 
 from crl_jax.models.config import ModelConfig
 from crl_jax.models.params import Params
+from crl_jax.models.transposed import transposed
 from crl_jax.sharding.mesh import AXES
 from crl_jax.sharding.rules import param_shardings
 
@@ -39,9 +40,23 @@ def make_reshard(config: ModelConfig, target: Mesh, dtype: Any) -> Callable[[Par
     return jax.jit(_cast(dtype), out_shardings=param_shardings(config, target))
 
 
-def make_copy(dtype: Any) -> Callable[[Params], Params]:
-    """``copy(params) -> params`` in ``dtype``, each where it is."""
-    return jax.jit(_cast(dtype))
+Layout = Callable[[Params], Params]
+
+
+def serving_layout(mesh: Mesh) -> Layout:
+    """How parameters are arranged for decoding on ``mesh``: transposed on one CPU (``models.transposed``), elsewhere as they are."""
+    return transposed if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu" else unchanged
+
+
+def unchanged(params: Params) -> Params:
+    """The parameters as they are."""
+    return params
+
+
+def make_copy(dtype: Any, layout: Layout = unchanged) -> Callable[[Params], Params]:
+    """``copy(params) -> params`` in ``dtype`` and ``layout``, each where it is."""
+    cast = _cast(dtype)
+    return jax.jit(lambda params: layout(cast(params)))
 
 
 def _cast(dtype: Any) -> Callable[[Params], Params]:

@@ -44,8 +44,9 @@ def padded(ids):
 def extended(prompt: tuple[int, ...], n: int) -> tuple[list[int], list[float]]:
     """n greedy tokens by extend and generate, the sampler's way."""
     state = engine().init_decode_state()
-    state, first = engine().extend(weights(), state, [Row(3, 0, prompt, n, SamplingParams(n, temperature=0.0))])
-    ids, logps = list(first.fetch()[0].ids), list(first.fetch()[0].logps)
+    state = engine().extend(weights(), state, [Row(3, 0, prompt[:-1], prompt[-1], n, SamplingParams(n, temperature=0.0))])
+    ids: list[int] = []
+    logps: list[float] = []
     while len(ids) < n:
         state, more = engine().generate(weights(), state, [3], 4)
         ids, logps = ids + more.fetch()[0].ids, logps + more.fetch()[0].logps

@@ -14,11 +14,11 @@ CONFIG = transformer.ModelConfig("tiny", 40, 16, 2, 4, 2, 8, 32, tie_embeddings=
 
 def tokens(params, mesh) -> tuple[list[int], list[float], SlotEngine, object]:
     engine = SlotEngine(CONFIG, max_slots=2, max_length=32, row_buckets=(), chunk_buckets=(16,), max_steps=4, mesh=mesh)
-    rows = [Row(i, 0, list(range(3 + i, 12)), 8, SamplingParams(8, temperature=float(i), seed=5)) for i in range(2)]
-    state, first = engine.extend(params, engine.init_decode_state(), rows)
-    state, more = engine.generate(params, state, [0, 1], 4)
-    state, last = engine.generate(params, state, [0, 1], 3)
-    parts = [r.fetch() for r in (first, more, last)]
+    rows = [Row(i, 0, list(range(3 + i, 11)), 11, 8, SamplingParams(8, temperature=float(i), seed=5)) for i in range(2)]
+    state = engine.extend(params, engine.init_decode_state(), rows)
+    state, first = engine.generate(params, state, [0, 1], 4)
+    state, last = engine.generate(params, state, [0, 1], 4)
+    parts = [r.fetch() for r in (first, last)]
     return [p[i].ids for i in range(2) for p in parts], [p[i].logps for i in range(2) for p in parts], engine, state
 
 

@@ -15,14 +15,22 @@ def make(slots=2, length=16) -> Scheduler:
 
 
 def run(scheduler: Scheduler, token: int = 1) -> None:
-    """One extend and, where needed, single generate steps, all giving ``token``."""
+    """Everything that is pending, then two generate steps, all giving ``token``."""
     scheduler.admit(0.0)
+    fill(scheduler)
+    for _ in range(2):
+        for session in list(scheduler.running.values()):
+            scheduler.note_sampled(session, session.request, Emitted([token], [-1.0], [0]), 0)
+
+
+def fill(scheduler: Scheduler) -> list[tuple[str, str]]:
+    """Inputs into the cache; (session, source) of each fork."""
     for session, row in scheduler.to_extend():
-        request = session.request
         scheduler.note_extended(session, len(row.tokens))
-        scheduler.note_sampled(session, request, Emitted([token], [-1.0], [0]), 0, fed=False)
-    for session in list(scheduler.running.values()):
-        scheduler.note_sampled(session, session.request, Emitted([token], [-1.0], [0]), 0, fed=True)
+    forks = scheduler.to_fork()
+    for session, source, _ in forks:
+        scheduler.note_forked(session, source)
+    return [(session.id, source.id) for session, source, _ in forks]
 
 
 def test_V01_every_slot_is_free_after_mixed_finishes():
@@ -70,9 +78,10 @@ def test_R07_everything_ends_with_the_stop_token():
     scheduler.submit("a", "h", [1, 2], SamplingParams(5, stop_ids=(9,)), 0.0)
     scheduler.admit(0.0)
     ((session, row),) = scheduler.to_extend()
+    assert (list(row.tokens), row.last) == ([1], 2)
     scheduler.note_extended(session, len(row.tokens))
-    scheduler.note_sampled(session, session.request, Emitted([4], [-1.0], [0]), 0, fed=False)
-    scheduler.note_sampled(session, session.request, Emitted([5, 9], [-2.0, -3.0], [0, 0]), 0, fed=True)  # the third of five
+    scheduler.note_sampled(session, session.request, Emitted([4], [-1.0], [0]), 0)
+    scheduler.note_sampled(session, session.request, Emitted([5, 9], [-2.0, -3.0], [0, 0]), 0)  # the third of five
     ((_, done),) = scheduler.done
     assert (done.ids, done.logps, done.finish) == ((4, 5, 9), (-1.0, -2.0, -3.0), Finish.STOP)
     assert len(done.ids) == len(done.logps) == len(done.versions) == len(done.states)
@@ -143,8 +152,8 @@ def test_waiting_requests_are_admitted_in_order_and_idle_slots_are_evicted_longe
     scheduler = make(slots=2)
     for name in "abc":
         scheduler.open(name)
-    for name in "ab":
-        scheduler.submit(name, name, [1, 2, 3], GREEDY, 0.0)
+    for name, prompt in (("a", [1, 2, 3]), ("b", [1, 2, 4])):
+        scheduler.submit(name, name, prompt, GREEDY, 0.0)
     run(scheduler)
     scheduler.submit("c", "c", [1], GREEDY, 0.0)
     scheduler.admit(0.0)
@@ -166,9 +175,9 @@ def test_R14_swap_restarts_running_requests_and_invalidates_idle_ones():
     run(scheduler)
     scheduler.swap()
     ((session, row),) = scheduler.to_extend()
-    assert list(row.tokens) == [1, 2, 3, 1, 1]
+    assert (list(row.tokens), row.last) == ([1, 2, 3, 1], 1)
     assert (row.start, row.budget, row.counter) == (0, 3, 2)
-    scheduler.note_extended(session, 5)
+    scheduler.note_extended(session, 4)
     assert scheduler.counts["recomputed_tokens"] == 4
     assert scheduler.counts["prefilled_tokens"] == 3
 
@@ -177,8 +186,37 @@ def test_batches_put_like_sizes_together_fill_padding_and_cut_long_inputs():
     scheduler = make(slots=8, length=64)
     for i, n in enumerate([3, 3, 3, 30, 3]):
         scheduler.open(f"s{i}")
-        scheduler.submit(f"s{i}", i, [1] * n, GREEDY, 0.0)
+        scheduler.submit(f"s{i}", i, [i + 1] * (n + 1), GREEDY, 0.0)
     scheduler.admit(0.0)
     groups = group_rows(scheduler.to_extend(), (2, 8), (4, 16))
     assert [[len(r.tokens) for _, r in g] for g in groups] == [[16, 3], [3, 3, 3]]
     assert groups[0][0][1].budget == 0
+
+
+def test_a_prompt_that_several_sessions_share_is_computed_once():
+    scheduler = make(slots=8, length=64)
+    for i, prompt in enumerate([[5, 6, 7], [5, 6, 7], [5, 6], [5, 6, 7], [8]]):
+        scheduler.open(f"s{i}")
+        scheduler.submit(f"s{i}", i, prompt, GREEDY, 0.0)
+    scheduler.admit(0.0)
+    assert [s.id for s, _ in scheduler.to_extend()] == ["s0", "s2"]
+    assert fill(scheduler) == [("s1", "s0"), ("s3", "s0"), ("s4", "s4")]  # s4: nothing to compute before its only id is fed
+    assert all(s.request.decoding for s in scheduler.running.values())
+    assert {s.id: s.cached for s in scheduler.running.values()} == {"s0": 2, "s1": 2, "s2": 1, "s3": 2, "s4": 0}
+    assert (scheduler.counts["prefilled_tokens"], scheduler.counts["shared_tokens"]) == (3 + 1 + 2 + 1 + 1, 4)
+
+
+def test_sessions_wait_for_a_long_shared_prompt_and_go_on_without_its_first_reader():
+    scheduler = make(slots=4, length=64)
+    for i in range(3):
+        scheduler.open(f"s{i}")
+        scheduler.submit(f"s{i}", i, list(range(20)), GREEDY, 0.0)
+    scheduler.admit(0.0)
+    ((session, _),) = scheduler.to_extend()
+    scheduler.note_extended(session, 16)  # cut to a chunk
+    assert [s.id for s, _ in scheduler.to_extend()] == ["s0"]
+    assert scheduler.to_fork() == []
+    scheduler.cancel("s0")
+    ((session, row),) = scheduler.to_extend()
+    assert (session.id, len(row.tokens)) == ("s1", 19)
+    assert fill(scheduler) == [("s2", "s1")]
