@@ -4,8 +4,7 @@ Owns: how a step runs the layers. Promises: none of ``Execution``'s choices chan
 form that files, rules and decoding use. Does not: know losses or caches.
 
 Layers are stored one by one because decoding is 2-3 times slower on CPU with a stacked array, and files name them one by one. With
-``scan_layers`` they are stacked inside the step: one more copy of the weights in the compute type, for a program whose size does not grow
-with depth.
+``scan_layers`` they are stacked inside the step: one more copy of the weights, for a program whose size does not grow with depth.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from crl_jax.models.attention import Attend, Scope, einsum_attention, visible
 from crl_jax.models.layers import Block, Rotary, Transformer, View, views
-from crl_jax.models.matmul import matmul
+from crl_jax.models.matmul import PRODUCT, matmul
 
 Remat = Literal["none", "full", "dots", "attention"]
 """What the backward pass recomputes: nothing; each layer from its input; all but the products with weights; or all but queries, keys,
@@ -126,7 +125,7 @@ def _remat(function: Callable[..., Array], remat: Remat) -> Callable[..., Array]
     if remat == "full":
         return jax.checkpoint(function)
     if remat == "dots":
-        return jax.checkpoint(function, policy=policies.dots_with_no_batch_dims_saveable)
+        return jax.checkpoint(function, policy=policies.save_only_these_names(PRODUCT))
     return jax.checkpoint(function, policy=policies.save_only_these_names("qkv", "attended"))
 
 

@@ -12,10 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from crl_jax.models.lora import LowRank
 from crl_jax.models.transposed import Transposed
+
+PRODUCT = "product"  # the name rematerialisation policies know the results by: a product with a rule of its own is no dot to them
 
 
 def matmul(x: Float[Array, "*d D"], kernel: Float[Array, "D E"], out_dtype: Any = None) -> Float[Array, "*d E"]:
@@ -29,7 +32,7 @@ def matmul(x: Float[Array, "*d D"], kernel: Float[Array, "D E"], out_dtype: Any 
         return matmul(x, jax.lax.stop_gradient(kernel.base), dtype) + kernel.scale * change
     if isinstance(kernel, Transposed):
         return kernel.multiplied(x.reshape(-1, x.shape[-1]), dtype).reshape(*x.shape[:-1], kernel.shape[-1])
-    out: Any = _product(dtype, x.reshape(-1, x.shape[-1]), kernel)
+    out: Any = checkpoint_name(_product(dtype, x.reshape(-1, x.shape[-1]), kernel), PRODUCT)
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
