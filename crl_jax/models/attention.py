@@ -58,18 +58,18 @@ def einsum_attention(
     With as many queries as keys, both in the order of T, a block of queries needs the keys up to its end only: about half the work.
     Queries that were picked from the rows (Q != S) see all keys.
     """
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
     length = q.shape[1]
-    if length != k.shape[2] or length <= QUERY_BLOCK:
+    if length != k.shape[3] or length <= QUERY_BLOCK:
         return attend(q, k, v, scope.mask)
     size = max(QUERY_BLOCK, -(-length // 8))  # at most 8 blocks: each is a part of the program
     blocks = [(start, min(start + size, length)) for start in range(0, length, size)]
-    parts = [attend(q[:, a:b], k[:, :, :b], v[:, :, :b], scope.mask[:, a:b, :b]) for a, b in blocks]
+    parts = [attend(q[:, a:b], k[..., :b], v[:, :, :b], scope.mask[:, a:b, :b]) for a, b in blocks]
     return jnp.concatenate(parts, axis=1)
 
 
 def attend(
-    q: Float[Array, "B T H h"], k: Float[Array, "B K S h"], v: Float[Array, "B K S h"], mask: Bool[Array, "B T S"]
+    q: Float[Array, "B T H h"], k: Float[Array, "B K h S"], v: Float[Array, "B K S h"], mask: Bool[Array, "B T S"]
 ) -> Float[Array, "B T H*h"]:
     """Grouped-query attention; ``q`` is already scaled and H = K * group.
 
@@ -79,7 +79,7 @@ def attend(
     kv = k.shape[1]
     group = heads // kv
     q = q.reshape(b, t, kv, group, h).transpose(0, 2, 3, 1, 4).reshape(b, kv, group * t, h)
-    scores = jnp.einsum("bkmh,bksh->bkms", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("bkmh,bkhs->bkms", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask[:, None, None], scores.reshape(b, kv, group, t, -1), MASKED)
     weights = jax.nn.softmax(scores, axis=-1).reshape(b, kv, group * t, -1).astype(v.dtype)
     out = jnp.einsum("bkms,bksh->bkmh", weights, v)

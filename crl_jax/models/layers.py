@@ -24,18 +24,19 @@ ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, 
 
 
 class KVCache(NamedTuple):
-    """Keys and values of every layer, one array per layer ``[batch, kv_heads, length, head_dim]``.
+    """Keys and values of every layer, one array per layer: keys ``[rows, kv_heads, head_dim, length]``, values
+    ``[rows, kv_heads, length, head_dim]``, so that both products of attention are plain ones.
 
     Separate arrays per layer and heads before slots are 2-4 times faster on CPU than one stacked array.
     """
 
-    k: tuple[Float[Array, "rows K S h"], ...]
+    k: tuple[Float[Array, "rows K h S"], ...]
     v: tuple[Float[Array, "rows K S h"], ...]
 
     @property
     def length(self) -> int:
         """Positions each row can hold."""
-        return self.k[0].shape[2]
+        return self.v[0].shape[2]
 
 
 class Rotary(NamedTuple):
@@ -95,13 +96,13 @@ def rotate(x: Float[Array, "B T H h"], angles: Rotary) -> Float[Array, "B T H h"
 
 
 def write(
-    cache: Float[Array, "rows K S h"], new: Float[Array, "B T K h"], rows: Int[Array, " B"], positions: Int[Array, "B T"]
-) -> Float[Array, "rows K S h"]:
-    """Write each token at its position; positions below 0 or past the end are dropped."""
-    length = cache.shape[2]
-    # A negative index counts from the end before `drop` looks at it, so padding is sent past the end instead.
-    index = jnp.where(positions < 0, length, positions)
-    return cache.at[rows[:, None], :, index].set(new.astype(cache.dtype), mode="drop")
+    cache: KVCache, layer: int, k: Float[Array, "B T K h"], v: Float[Array, "B T K h"], at: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """The layer's keys and values with new ones at the (rows ``[B, 1]``, positions ``[B, T]``) ``at``; positions past the end are dropped."""
+    rows, index = at
+    old_k, old_v = cache.k[layer], cache.v[layer]
+    keys = old_k.at[rows, :, :, index].set(k.astype(old_k.dtype), mode="drop")
+    return keys, old_v.at[rows, :, index].set(v.astype(old_v.dtype), mode="drop")
 
 
 class RMSNorm(nnx.Module):
@@ -222,12 +223,14 @@ class Transformer(nnx.Module):
         """Final hidden states of new tokens after those in ``cache``, and the cache with them. ``rows`` None: row i is cache row i."""
         slots = jnp.arange(cache.length)
         sees = views(self.config, positions, slots[None], slots <= positions[:, :, None])
-        index = jnp.arange(tokens.shape[0]) if rows is None else rows
+        # A negative index counts from the end before `drop` looks at it, so padding is sent past the end instead.
+        index = jnp.where(positions < 0, cache.length, positions)
+        at = (jnp.arange(tokens.shape[0]) if rows is None else rows)[:, None], index
         x = self.embedded(tokens)
         keys, values = [], []
-        for block, old_k, old_v, (angles, mask, _) in zip(self.layers, cache.k, cache.v, sees, strict=True):
+        for layer, (block, (angles, mask, _)) in enumerate(zip(self.layers, sees, strict=True)):
             q, k, v = block.attn.project(block.attn_norm(x), angles)
-            all_k, all_v = write(old_k, k, index, positions), write(old_v, v, index, positions)
+            all_k, all_v = write(cache, layer, k, v, at)
             keys.append(all_k)
             values.append(all_v)
             row_k, row_v = (all_k, all_v) if rows is None else (all_k[rows], all_v[rows])

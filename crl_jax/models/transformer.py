@@ -83,8 +83,8 @@ def hidden_states(
         if slots is not None:
             raise ValueError("`slots` name rows of a cache: pass `cache=init_cache(...)` with them")
         return forward(model, tokens, positions, segments=segments, prefixes=prefixes, read=read, how=how or Execution()), None
-    if slots is None and tokens.shape[0] != cache.k[0].shape[0]:
-        raise ValueError(f"{tokens.shape[0]} token rows for a cache of {cache.k[0].shape[0]} rows: pass `slots` to say which rows they are")
+    if slots is None and tokens.shape[0] != cache.v[0].shape[0]:
+        raise ValueError(f"{tokens.shape[0]} token rows for a cache of {cache.v[0].shape[0]} rows: pass `slots` to say which rows they are")
     return model.cached(tokens, positions, cache, slots)
 
 
@@ -104,12 +104,12 @@ def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "*d D"], *
 
 def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.float32) -> KVCache:
     """An empty cache of ``batch`` rows of ``length`` positions. The cost of a decode step grows with ``length``, used or not."""
-    shape = (batch, config.n_kv_heads, length, config.head_dim)
+    heads, width = config.n_kv_heads, config.head_dim
 
-    def layers() -> tuple[Array, ...]:
-        return tuple(jnp.zeros(shape, dtype) for _ in range(config.n_layers))
+    def layers(shape: tuple[int, ...]) -> tuple[Array, ...]:
+        return tuple(jnp.zeros(shape, dtype) for _ in range(config.n_layers))  # separate buffers: a donated one may appear only once
 
-    return KVCache(layers(), layers())  # separate buffers: a donated buffer may appear only once
+    return KVCache(layers((batch, heads, width, length)), layers((batch, heads, length, width)))
 
 
 @functools.lru_cache(maxsize=32)

@@ -114,7 +114,7 @@ def measure(steps: int, batching: str) -> None:
     )
     state = init_state(make_copy(jnp.float32)(params), optimizer)
     length = w.prompt_len + w.completion_len
-    engine = SlotEngine(config, max_slots=w.batch, max_length=length, row_buckets=(), chunk_buckets=(w.prompt_len,))
+    engine = SlotEngine(config, max_slots=w.batch, max_length=length, row_buckets=(w.num_prompts,), chunk_buckets=(w.prompt_len,))
     sampler = EngineSampler(engine, publish(params))
 
     sw = pc.Stopwatch()
