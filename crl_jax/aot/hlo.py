@@ -61,7 +61,7 @@ class Instruction:
     def source(self) -> str:
         """The operation of the traced program it came from, e.g. ``jit(step)/dot_general``."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
-        return match[1] if match else ""
+        return match[1].replace("\\'", "'") if match else ""
 
 
 Computation = dict[str, Instruction]

@@ -4,13 +4,15 @@ Owns: which functions a run jits, with which shapes, types and placements. Promi
 (``learner.step``, ``serving.programs``, ``models.embedder``, ``sharding.reshard``), at their largest shapes; no array is made.
 Does not: compile (``compile``).
 
-Each role has the slice to itself: its learner on the whole mesh, its sampler in replicas of ``mesh.tensor`` chips with all weights.
+Each role has the slice to itself: its learner on the whole mesh, its sampler in replicas of ``mesh.tensor`` chips with all weights. A run
+in one process serves on the learner's mesh so far; ``reshard`` is the copy to replicas that ``sharding.reshard`` offers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,9 +30,10 @@ from crl_jax.learner.placement import state_shardings
 from crl_jax.learner.state import LearnerState, init_state
 from crl_jax.learner.step import make_train_step
 from crl_jax.models import embedder, transformer
-from crl_jax.models.load import load_codec
+from crl_jax.models.config import ModelConfig, check_same_model
+from crl_jax.models.hf_config import read_hf_config
+from crl_jax.models.load import load_codec, load_config
 from crl_jax.models.lora import init_adapters
-from crl_jax.models.presets import preset
 from crl_jax.records import TrainBatch
 from crl_jax.role import Buckets
 from crl_jax.serving import programs
@@ -71,12 +74,29 @@ def recipe_programs(config: Config, topology: Topology) -> Iterator[Program]:
         m = role.mesh
         data = m.data or max(1, topology.chips // (m.fsdp * m.tensor))
         mesh = topology_mesh(devices, topology, data, m.fsdp, m.tensor)
-        model = preset(role.model, vocab_size=load_codec(role.tokenizer).tokenizer.vocab_size if role.model == "micro" else None)
+        model = recipe_model(name, role)
         yield _step(config, name, role, model, mesh)
         yield _reshard(name, role, model, mesh)
         yield from _serving(name, role, model, mesh)
     if config.run.method != "baseline":
         yield _embed(devices[0])
+
+
+def recipe_model(name: str, role: RoleConfig) -> ModelConfig:
+    """The model that the run of this recipe would build for the role called ``name``.
+
+    A preset needs no files. Where ``weights`` is a Hugging Face folder that exists, its config.json must describe the same model; weights
+    that are not there are taken on trust. Raises ValueError that names the key when the model cannot be had.
+    """
+    try:
+        sized = role.weights == "random" or role.model == "micro"  # the vocabulary is then the tokenizer's
+        model = load_config(role.model, vocab_size=load_codec(role.tokenizer).tokenizer.vocab_size if sized else None)
+        folder = pathlib.Path(role.weights)
+        if (folder / "config.json").is_file():
+            check_same_model(model, read_hf_config(folder), source=role.weights)
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"`{name}.model`: {error}") from error
+    return model
 
 
 def placed(shapes: Any, shardings: Any) -> Any:
@@ -86,7 +106,7 @@ def placed(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings)
 
 
-def _step(config: Config, name: str, role: RoleConfig, model: transformer.ModelConfig, mesh: Mesh) -> Program:
+def _step(config: Config, name: str, role: RoleConfig, model: ModelConfig, mesh: Mesh) -> Program:
     optimizer, buckets = optimizer_of(config, name, role), buckets_of(config, name, role, mesh)
     rows, length, trained = buckets.rows[-1], buckets.lengths[-1], buckets.tokens[-1]
     shards = mesh.shape[DATA] * mesh.shape[FSDP]
@@ -154,14 +174,14 @@ def _batch(buckets: Buckets) -> TrainBatch:
     )
 
 
-def _reshard(name: str, role: RoleConfig, model: transformer.ModelConfig, mesh: Mesh) -> Program:
+def _reshard(name: str, role: RoleConfig, model: ModelConfig, mesh: Mesh) -> Program:
     params = placed(transformer.param_shapes(model), param_shardings(model, mesh))
     reshard: Any = make_reshard(model, serving_mesh(mesh, role.mesh.tensor), role.serve_dtype)
     shapes = f"float32 on data x fsdp x tensor -> {role.serve_dtype} in {mesh.size // role.mesh.tensor} replicas"
     return Program("reshard", name, shapes, mesh.size, 0.0, lambda: reshard.lower(params))
 
 
-def _serving(name: str, role: RoleConfig, model: transformer.ModelConfig, mesh: Mesh) -> Iterator[Program]:
+def _serving(name: str, role: RoleConfig, model: ModelConfig, mesh: Mesh) -> Iterator[Program]:
     """Prefill and decode of one replica: the chips of the first ``tensor`` group of the mesh."""
     replica = Mesh(mesh.devices[:1, :1], mesh.axis_names, axis_types=mesh.axis_types)
     dtype = jnp.dtype(role.serve_dtype)

@@ -16,14 +16,21 @@ from typing import Any
 
 import jax
 
-from crl_jax.aot.compile import Verdict, compile_program, describe, to_details
-from crl_jax.aot.recipe import recipe_programs
+from crl_jax.aot.compile import Verdict, compile_program, describe, largest, to_details
+from crl_jax.aot.recipe import Program, recipe_programs
 from crl_jax.aot.topology import GIB, Topology, parse_topology
 from crl_jax.config import Config, ConfigError
 from crl_jax.telemetry.result import Result, emit
 
-# What libtpu would otherwise ask the cloud's metadata server for, with a warning each or a wait.
-QUIET = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+# What libtpu would otherwise ask the cloud's metadata server for, with a warning each or a wait; and its lock, meant for chips that only
+# one process may use: this process uses none and need not wait for another.
+QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +60,12 @@ def together(verdicts: Sequence[Verdict]) -> list[Together]:
     for role in dict.fromkeys(v.program.role for v in verdicts if v.program.keeps):
         mine = [v for v in verdicts if v.program.role == role]
         kept = {name: bytes_per_chip(tree) for v in mine for name, tree in v.program.keeps.items()}
-        working = {v.program.name: v.memory.total - sum(bytes_per_chip(t) for t in v.program.keeps.values()) for v in mine}
-        if (copy := working.get("reshard")) is not None:  # its argument is the kept state, its result becomes the kept serving weights
-            working["reshard"] = copy - next(v.memory.arguments for v in mine if v.program.name == "reshard")
+        working: dict[str, int] = {}
+        for v in mine:
+            here = sum(bytes_per_chip(tree) for tree in v.program.keeps.values())
+            if v.program.name == "reshard":  # its result lies beside the old serving weights until they are let go
+                here = v.memory.arguments
+            working[v.program.name] = max(working.get(v.program.name, 0), v.memory.total - here)
         worst = max(working, key=lambda name: working[name])
         found.append(Together(role, kept, max(0, working[worst]), worst, mine[0].chip.hbm_bytes))
     return found
@@ -88,6 +98,35 @@ def summarise(recipe: str, topology: Topology, verdicts: Sequence[Verdict], grou
     )
 
 
+def choose(programs: Sequence[Program], only: Sequence[str]) -> list[Program]:
+    """Those of ``programs`` that a word of ``only`` names (a role, a program, or ``role.program``); all when it is empty.
+
+    Raises ValueError for a word that names none.
+    """
+    names = [{p.name, p.role, f"{p.role}.{p.name}"} for p in programs]
+    if unknown := set(only) - set().union(*names):
+        full = list(dict.fromkeys(f"{p.role}.{p.name}" for p in programs))
+        raise ValueError(f"--only {','.join(sorted(unknown))} names no program of this recipe: use {', '.join(full)}, or a part of these")
+    return [program for program, mine in zip(programs, names, strict=True) if not only or mine & set(only)]
+
+
+def conclusion(recipe: str, topology: Topology, verdicts: Sequence[Verdict], groups: Sequence[Together], *, partial: bool) -> str:
+    """The last words for a reader: what fits, and of what does not how much it needs and its largest buffers.
+
+    ``partial``: not all programs were asked for.
+    """
+    bad = [v for v in verdicts if not v.fits]
+    lines = [f"{len(verdicts) - len(bad)} of {len(verdicts)} programs fit {topology.name}"]
+    for verdict in bad:
+        name, used, limit = f"{verdict.program.role}.{verdict.program.name}", verdict.memory.total / GIB, topology.chip.hbm_bytes / GIB
+        lines.append(f"{name} does not fit: {used:.2f} of {limit:.2f} GiB per chip; largest buffers: {largest(verdict)}")
+    for group in groups:
+        if not group.fits:
+            lines.append(f"{group.role} does not fit: {group.total / GIB:.2f} GiB per chip is kept and worked in (see above)")
+    verdict = "does not fit" if len(lines) > 1 else "fits"
+    return "\n".join([*lines, f"{recipe}: {verdict}{' as far as asked' if partial else ''}"])
+
+
 def main(config: Config, recipe: pathlib.Path, topology_name: str, *, only: Sequence[str], json_path: pathlib.Path | None) -> int:
     """Compiles, prints, writes; 0 when everything fits, 1 when not.
 
@@ -99,9 +138,7 @@ def main(config: Config, recipe: pathlib.Path, topology_name: str, *, only: Sequ
         os.putenv(name, value)  # for the compiler's C++ side only: this process uses no TPU
     try:
         topology = parse_topology(topology_name)
-        wanted = [p for p in recipe_programs(config, topology) if not only or {p.name, p.role, f"{p.role}.{p.name}"} & set(only)]
-        if not wanted:
-            raise ValueError(f"--only {','.join(only)} names no program: use e.g. step, actor.step, reshard, prefill, decode, embed")
+        wanted = choose(list(recipe_programs(config, topology)), only)
         verdicts: list[Verdict] = []
         for program in wanted:
             verdicts.append(compile_program(program, topology.chip))
@@ -114,7 +151,6 @@ def main(config: Config, recipe: pathlib.Path, topology_name: str, *, only: Sequ
         sizes = f"{kept} + working memory of {group.program} {group.working / GIB:.2f} = {group.total / GIB:.2f} GiB"
         print(f"{group.role} together: {sizes}: {'fits' if group.fits else 'DOES NOT FIT'}", flush=True)
     result = summarise(recipe.stem, topology, verdicts, groups)
-    fitting = sum(v.fits for v in verdicts)
-    print(f"{fitting} of {len(verdicts)} programs fit {topology.name}" + ("" if result.passed else ": the recipe does not fit"), flush=True)
+    print(conclusion(recipe.stem, topology, verdicts, groups, partial=bool(only)), flush=True)
     emit(result, json_path)
     return 0 if result.passed else 1

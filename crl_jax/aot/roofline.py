@@ -1,7 +1,8 @@
 """From counted work to time: the roofline of one chip.
 
-Owns: the arithmetic. Promises: pure functions of numbers. Does not: model latency, or overlap other than "all" (``roofline_s``) and "none"
-(``serial_s``); a measured time lies between or above them.
+Owns: the arithmetic. Promises: pure functions of numbers. Does not: model latency, or overlap other than "all" (``roofline_s``: everything
+at once, every link of the chip busy) and "none" (``serial_s``: one thing after the other, collectives on one axis of the torus); a measured
+time lies between or above them.
 
 Williams, Waterman, Patterson 2009 (doi:10.1145/1498765.1498785); MFU as in PaLM (arXiv:2204.02311, appendix B), with causal attention
 counted once.
@@ -16,11 +17,15 @@ from crl_jax.aot.topology import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Seconds of one execution if each resource worked alone at its peak, all per chip."""
+    """Seconds of one execution if each resource worked alone at its peak, all per chip.
+
+    ``ici_s``: over the links of all axes, as a group of chips that spans them can use; ``ici_axis_s``: over those of one axis.
+    """
 
     compute_s: float
     hbm_s: float
     ici_s: float
+    ici_axis_s: float
     dcn_s: float
 
     @property
@@ -31,7 +36,7 @@ class Roofline:
     @property
     def serial_s(self) -> float:
         """The same work without any overlap."""
-        return self.compute_s + self.hbm_s + self.ici_s + self.dcn_s
+        return self.compute_s + self.hbm_s + self.ici_axis_s + self.dcn_s
 
     @property
     def bound(self) -> str:
@@ -42,7 +47,8 @@ class Roofline:
 
 def roofline(chip: Chip, *, flops: float, hbm_bytes: float, ici_bytes: float, dcn_bytes: float = 0.0) -> Roofline:
     """Times of per-chip work on ``chip``."""
-    return Roofline(flops / chip.flops_s, hbm_bytes / chip.hbm_bytes_s, ici_bytes / chip.ici_bytes_s, dcn_bytes / chip.dcn_bytes_s)
+    axis_s = ici_bytes / chip.ici_bytes_s
+    return Roofline(flops / chip.flops_s, hbm_bytes / chip.hbm_bytes_s, axis_s / chip.dimensions, axis_s, dcn_bytes / chip.dcn_bytes_s)
 
 
 def intensity(flops: float, hbm_bytes: float) -> float:

@@ -13,7 +13,8 @@ CHIP = Chip("toy", 2, 100, flops_s=1000.0, hbm_bytes_s=100.0, ici_bytes_s=10.0, 
 
 def test_the_slowest_resource_sets_the_time() -> None:
     times = roofline(CHIP, flops=4000, hbm_bytes=300, ici_bytes=20, dcn_bytes=1)
-    assert (times.compute_s, times.hbm_s, times.ici_s, times.dcn_s) == (4, 3, 2, 1)
+    assert (times.compute_s, times.hbm_s, times.ici_axis_s, times.dcn_s) == (4, 3, 2, 1)
+    assert times.ici_s == 1, "two axes carry what one chip sends in half the time"
     assert (times.roofline_s, times.serial_s, times.bound) == (4, 10, "compute")
     assert roofline(CHIP, flops=1, hbm_bytes=1, ici_bytes=100).bound == "ici"
     assert intensity(4000, 300) == pytest.approx(40 / 3)
