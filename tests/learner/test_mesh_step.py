@@ -1,12 +1,16 @@
 """The transformer's step on 1, 2, 4 and 8 virtual devices, from mesh to mesh through a checkpoint."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from toy_model import VOCAB, sample
 
+from crl_jax.build import execution
 from crl_jax.checkpoint.arrays import read_tree, write_tree
+from crl_jax.config.roles import RoleConfig
 from crl_jax.learner import objective
 from crl_jax.learner.optimizer import make_optimizer
 from crl_jax.learner.packing import pack_batch
@@ -31,7 +35,9 @@ def batch(seed: int):
     return pack_batch(rows, row_buckets=(8,), length_buckets=(20,), sequence_buckets=(2,), token_buckets=(6,))
 
 
-def build(shape: tuple[int, int, int]):
+@functools.cache
+def build(shape: tuple[int, int, int], role: RoleConfig | None = None):
+    """Mesh, step and placed shapes of the state; ``role`` says how to run the layers (None: the defaults of the step)."""
     mesh = make_mesh(*shape, jax.devices()[: np.prod(shape)])
     like = jax.eval_shape(lambda: init_state(transformer.init(CONFIG, jax.random.key(0)), OPTIMIZER))
     shardings = state_shardings(like, OPTIMIZER, param_shardings(CONFIG, mesh), mesh)
@@ -42,6 +48,7 @@ def build(shape: tuple[int, int, int]):
         temperature=1.0,
         allowed=None,
         logit_chunk=3,
+        how=None if role is None else execution(role, mesh),
         mesh=mesh,
         shardings=shardings,
     )
@@ -56,7 +63,7 @@ def test_L12_K13_every_mesh_gives_the_same_update_and_restores_onto_the_next(tmp
     built = build(SHAPES[0])
     alone_step, alone = built[1], jax.device_put(first, jax.tree.map(lambda leaf: leaf.sharding, built[2]))
     for n, shape in enumerate(SHAPES):
-        mesh, step, wanted = build(shape) if n else built
+        mesh, step, wanted = build(shape)
         state = read_tree(tmp_path / str(n), table, wanted, "state")
         assert all(len(leaf.sharding.device_set) == mesh.size for leaf in jax.tree.leaves(state))
         state, sums = step(state, place_batch(batch(n), mesh, ("data", "fsdp")))
@@ -67,6 +74,19 @@ def test_L12_K13_every_mesh_gives_the_same_update_and_restores_onto_the_next(tmp
         table = write_tree(tmp_path / str(n + 1), state)
         assert step._cache_size() == 1
     assert int(state.step) == len(SHAPES)
+
+
+def test_L12_sequence_parallel_changes_the_placement_of_activations_and_not_the_update() -> None:
+    """The step of mesh (1, 2, 2) above, and the same with the recipe's key set: activations between layers are cut along the sequence."""
+    mesh, plain, wanted = build((1, 2, 2))
+    data = place_batch(batch(0), mesh, ("data", "fsdp"))
+    cut = build((1, 2, 2), RoleConfig(sequence_parallel=True, remat="full"))[1].lower(wanted, data).compile()
+    rows, length = batch(0).tokens.shape
+    assert f"f32[{rows // 2},{length // 2},{CONFIG.d_model}]" in cut.as_text()  # rows over fsdp, positions over tensor
+    first = jax.device_get(init_state(transformer.init(CONFIG, jax.random.key(0)), OPTIMIZER))  # each step deletes what it is given
+    results = [step(jax.device_put(first, jax.tree.map(lambda leaf: leaf.sharding, wanted)), data) for step in (plain, cut)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5, rtol=1e-5), *results)
+    assert np.abs(np.asarray(results[1][0].params["embed"]["table"]) - first.params["embed"]["table"]).max() > 1e-3
 
 
 class Listener:
