@@ -144,6 +144,10 @@ def to_details(verdict: Verdict) -> dict[str, Any]:
         "hbm_bytes": cost.hbm_bytes,
         "ici_bytes": cost.ici_bytes,
         "ici_bytes_by_kind": cost.collectives,
+        "largest_senders": [
+            {"bytes": sent, "kind": kind, "source": source}
+            for (kind, source), sent in sorted(cost.sent_by.items(), key=lambda item: -item[1])[:6]
+        ],
         "dcn_bytes": cost.dcn_bytes,
         "arithmetic_intensity": intensity(cost.flops, cost.hbm_bytes),
         "roofline_s": times.roofline_s,

@@ -39,8 +39,9 @@ class Buffer:
 
 @dataclasses.dataclass
 class Cost:
-    """Per chip and execution. ``collectives``: ring bytes by kind; ``dcn_bytes``: sent between slices; ``unknown_loops``: those without a
-    readable count; ``opaque_kernels``: custom kernels that declare no cost (their arithmetic is missing here).
+    """Per chip and execution. ``collectives``: ring bytes by kind, ``sent_by``: by kind and source; ``dcn_bytes``: sent between slices;
+    ``unknown_loops``: those without a readable count; ``opaque_kernels``: custom kernels that declare no cost (their arithmetic is missing
+    here).
     """
 
     flops: float = 0.0
@@ -50,6 +51,7 @@ class Cost:
     unknown_loops: list[str] = dataclasses.field(default_factory=list[str])
     opaque_kernels: list[str] = dataclasses.field(default_factory=list[str])
     buffers: list[Buffer] = dataclasses.field(default_factory=list[Buffer])
+    sent_by: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict[tuple[str, str], float])
 
     @property
     def ici_bytes(self) -> float:
@@ -183,7 +185,9 @@ def _network(
     size = sum(shape.size for name in instruction.operands if name in inside for shape in inside[name].shapes)
     n = group_size(instruction.attributes, devices)
     factor = {"all-gather": n - 1, "all-reduce": 2 * (n - 1) / n, "collective-permute": 1.0}.get(kind, (n - 1) / n)
-    cost.collectives[kind] = cost.collectives.get(kind, 0.0) + times * size * factor
+    sent, source = times * size * factor, (kind, instruction.source or outer.source or instruction.name)
+    cost.collectives[kind] = cost.collectives.get(kind, 0.0) + sent
+    cost.sent_by[source] = cost.sent_by.get(source, 0.0) + sent
 
 
 def group_size(attributes: str, devices: int) -> int:

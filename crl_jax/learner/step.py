@@ -8,7 +8,6 @@ it twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,6 +30,7 @@ TrainStep = Callable[[LearnerState, TrainBatch], tuple[LearnerState, Sums]]
 
 
 LOGIT_BYTES = 64 * 2**20  # of float32 logits alive per device, where ``logit_chunk`` leaves it to the step
+SPLIT_LOGIT_BYTES = 256 * 2**20  # the same where the head is split over fsdp: each chunk fetches it and sums its gradient over the network
 
 
 class Model(Protocol):
@@ -67,12 +67,12 @@ def score_tokens(
     allowed: Int[Array, "S A"] | None,
     how: Any = None,
     logit_chunk: int | None = None,
-    shards: int = 1,
+    logit_bytes: int = LOGIT_BYTES,
 ) -> TokenScores:
     """Log-prob and entropy ``[S, N]`` of the trained tokens: a token is scored from the hidden state at ``source_index`` of its row.
 
     Only those states are computed by the last layer and unembedded, ``logit_chunk`` tokens per sequence at a time (None: as many as
-    keep the logits below ``LOGIT_BYTES`` on each of ``shards`` devices).
+    keep the logits below ``logit_bytes`` on all devices together).
     """
     rows = batch.tokens.shape[0]
     source = jnp.maximum(batch.token_index - 1, 0) if batch.source_index is None else batch.source_index
@@ -96,17 +96,22 @@ def score_tokens(
         unembed,
         hidden,
         ids,
-        chunk=_chunk(unembed, hidden, shards) if logit_chunk is None else logit_chunk,
+        chunk=_chunk(unembed, hidden, logit_bytes) if logit_chunk is None else logit_chunk,
         temperature=temperature,
         allowed=allowed,
         states=None if allowed is None else batch.states,
     )
 
 
-def _chunk(unembed: Callable[[Any], Any], hidden: Float[Array, "S N D"], shards: int) -> int:
-    """The most tokens per sequence whose float32 logits take at most ``LOGIT_BYTES`` on one device."""
+def _chunk(unembed: Callable[[Any], Any], hidden: Float[Array, "S N D"], logit_bytes: int) -> int:
+    """The most tokens per sequence whose float32 logits take at most ``logit_bytes``."""
     vocabulary = jax.eval_shape(unembed, hidden).shape[-1]
-    return max(1, min(hidden.shape[1], LOGIT_BYTES * shards // (4 * vocabulary * hidden.shape[0])))
+    return max(1, min(hidden.shape[1], logit_bytes // (4 * vocabulary * hidden.shape[0])))
+
+
+def logit_bytes_on(mesh: Mesh) -> int:
+    """Float32 logits alive on all devices of ``mesh`` together: rows are split over data and fsdp, the vocabulary over tensor."""
+    return mesh.size * (SPLIT_LOGIT_BYTES if mesh.shape.get("fsdp", 1) > 1 else LOGIT_BYTES)
 
 
 def make_train_step(
@@ -143,7 +148,7 @@ def make_train_step(
             f"mesh axes {mesh.axis_names} must be of AxisType.Auto: the compiler places everything but the state and the batch"
         )
     network = _transformer() if model is None else model
-    shards = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh.axis_names if axis != "tensor")
+    logit_bytes = LOGIT_BYTES if mesh is None else logit_bytes_on(mesh)
     table = None if allowed is None else jnp.asarray(allowed)
 
     def loss_of(params: Any, batch: TrainBatch, denominator: Array) -> tuple[Array, Sums]:
@@ -156,7 +161,7 @@ def make_train_step(
             allowed=table,
             how=how,
             logit_chunk=logit_chunk,
-            shards=shards,
+            logit_bytes=logit_bytes,
         )
         token = objective.token_loss(scores.logps, batch.behaviour_logps, batch.advantages, batch.mask)
         total = aggregate(token.loss, batch.mask, objective.aggregation, normaliser=objective.normaliser)

@@ -80,6 +80,7 @@ def test_flops_collectives_and_traffic_of_the_loop_by_hand() -> None:
     shard, reduced = 64 * 32 * 2, 16 * 128 * 4
     assert cost.collectives == {"all-gather": 5 * 3 * shard, "all-reduce": 5 * 2 * reduced * 1 / 2}
     assert cost.ici_bytes == 5 * (3 * shard + reduced)
+    assert cost.sent_by == {("all-gather", "whole"): 5 * 3 * shard, ("all-reduce", "z"): 5 * reduced}
     # per turn: the slice is read and written, read again by the gather; the stored row is written; all else stays in vector memory
     scalars = 5 * (4 + 4 + 3 * 4)  # the counter: read by both fusions and by the addition with its two inputs
     assert cost.hbm_bytes - 5 * (3 * shard + reduced) == pytest.approx(16 * 64 * 2, abs=scalars + 10)

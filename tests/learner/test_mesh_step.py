@@ -16,7 +16,7 @@ from crl_jax.learner.optimizer import make_optimizer
 from crl_jax.learner.packing import pack_batch
 from crl_jax.learner.placement import place_batch, state_shardings
 from crl_jax.learner.state import init_state
-from crl_jax.learner.step import make_train_step
+from crl_jax.learner.step import LOGIT_BYTES, SPLIT_LOGIT_BYTES, logit_bytes_on, make_train_step
 from crl_jax.models import transformer
 from crl_jax.models.config import ModelConfig
 from crl_jax.models.forward import Execution
@@ -87,6 +87,11 @@ def test_L12_sequence_parallel_changes_the_placement_of_activations_and_not_the_
     results = [step(jax.device_put(first, jax.tree.map(lambda leaf: leaf.sharding, wanted)), data) for step in (plain, cut)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5, rtol=1e-5), *results)
     assert np.abs(np.asarray(results[1][0].params["embed"]["table"]) - first.params["embed"]["table"]).max() > 1e-3
+
+
+def test_logits_of_a_chunk_are_counted_over_all_devices_and_are_more_where_each_chunk_fetches_the_head() -> None:
+    assert logit_bytes_on(make_mesh(2, 1, 2, jax.devices()[:4])) == 4 * LOGIT_BYTES
+    assert logit_bytes_on(make_mesh(1, 4, 2, jax.devices())) == 8 * SPLIT_LOGIT_BYTES
 
 
 class Listener:

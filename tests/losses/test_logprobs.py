@@ -129,7 +129,8 @@ def test_no_array_of_all_logits_exists_in_the_gradient() -> None:
     assert largest(4) == 4 * 4 * V
 
 
-def test_the_steps_own_choice_of_chunk_bounds_the_logits() -> None:
+@pytest.mark.parametrize("logit_bytes", [LOGIT_BYTES, 4 * LOGIT_BYTES])
+def test_the_steps_own_choice_of_chunk_bounds_the_logits(logit_bytes: int) -> None:
     """At SmolLM2's vocabulary 8 x 512 tokens would be 0.8 GB of logits; only shapes are computed here."""
     rows, n, vocabulary = 8, 512, 49152
 
@@ -147,11 +148,11 @@ def test_the_steps_own_choice_of_chunk_bounds_the_logits() -> None:
     batch = TrainBatch(ints, ints, ints, shape((rows, n), jnp.bool_), floats, floats, ints)
 
     def loss(params, batch):
-        return jnp.sum(score_tokens(Model(), None, params, batch, temperature=1.0, allowed=None).logps)
+        return jnp.sum(score_tokens(Model(), None, params, batch, temperature=1.0, allowed=None, logit_bytes=logit_bytes).logps)
 
     program = jax.make_jaxpr(jax.grad(loss))({"table": shape((vocabulary, 4), jnp.float32)}, batch)
-    assert max(sizes(program.jaxpr)) <= LOGIT_BYTES // 4
-    assert max(sizes(program.jaxpr)) > LOGIT_BYTES // 8  # and it is not needlessly small
+    assert max(sizes(program.jaxpr)) <= logit_bytes // 4
+    assert max(sizes(program.jaxpr)) > logit_bytes // 8  # and it is not needlessly small
 
 
 def test_a_chunk_of_nothing_is_refused() -> None:
