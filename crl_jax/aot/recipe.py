@@ -73,7 +73,10 @@ def recipe_programs(config: Config, topology: Topology) -> Iterator[Program]:
     for name, role in roles:
         m = role.mesh
         data = m.data or max(1, topology.chips // (m.fsdp * m.tensor))
-        mesh = topology_mesh(devices, topology, data, m.fsdp, m.tensor)
+        try:
+            mesh = topology_mesh(devices, topology, data, m.fsdp, m.tensor)
+        except ValueError as error:
+            raise ValueError(f"`{name}.mesh`: {error}") from error
         model = recipe_model(name, role)
         yield _step(config, name, role, model, mesh)
         yield _reshard(name, role, model, mesh)

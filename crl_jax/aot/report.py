@@ -20,7 +20,7 @@ from crl_jax.aot.compile import Verdict, compile_program, describe, largest, to_
 from crl_jax.aot.recipe import Program, recipe_programs
 from crl_jax.aot.topology import GIB, Topology, parse_topology
 from crl_jax.config import Config, ConfigError
-from crl_jax.telemetry.result import Result, emit
+from crl_jax.telemetry.result import Result, emit, git_commit
 
 # What libtpu would otherwise ask the cloud's metadata server for, with a warning each or a wait; and its lock, meant for chips that only
 # one process may use: this process uses none and need not wait for another.
@@ -76,8 +76,11 @@ def bytes_per_chip(tree: Any) -> int:
     return sum(math.prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize for s in jax.tree.leaves(tree))
 
 
-def summarise(recipe: str, topology: Topology, verdicts: Sequence[Verdict], groups: Sequence[Together]) -> Result:
-    """The result object: the largest share of a chip's memory that anything needs; passes when everything fits."""
+def summarise(recipe: str, topology: Topology, verdicts: Sequence[Verdict], groups: Sequence[Together], commit: str = "") -> Result:
+    """The result object: the largest share of a chip's memory that anything needs; passes when everything fits.
+
+    ``commit``: that of the code that ran, which the source tree may have left since; empty for the one it has now.
+    """
     chip = topology.chip
     shares = [v.memory.total / chip.hbm_bytes for v in verdicts] + [t.total / chip.hbm_bytes for t in groups]
     kept = [{"role": t.role, "kept": t.kept, "working": t.working, "program": t.program, "total": t.total, "fits": t.fits} for t in groups]
@@ -88,6 +91,7 @@ def summarise(recipe: str, topology: Topology, verdicts: Sequence[Verdict], grou
         goal="<= 1 (every program fits)",
         passed=all(v.fits for v in verdicts) and all(t.fits for t in groups),
         command=" ".join(["crl", *sys.argv[1:]]),
+        commit=commit or git_commit(),
         details={
             "topology": topology.name,
             "chips": topology.chips,
@@ -133,6 +137,7 @@ def main(config: Config, recipe: pathlib.Path, topology_name: str, *, only: Sequ
     ``only``: program names such as ``step`` or ``actor.step``; empty for all. Raises ConfigError for a bad topology name or mesh, AotError
     when there is no TPU compiler.
     """
+    commit = git_commit()
     jax.config.update("jax_platforms", "cpu")  # with libtpu installed JAX would look for a TPU and wait
     for name, value in QUIET.items():
         os.putenv(name, value)  # for the compiler's C++ side only: this process uses no TPU
@@ -150,7 +155,7 @@ def main(config: Config, recipe: pathlib.Path, topology_name: str, *, only: Sequ
         kept = " + ".join(f"{name} {size / GIB:.2f}" for name, size in group.kept.items())
         sizes = f"{kept} + working memory of {group.program} {group.working / GIB:.2f} = {group.total / GIB:.2f} GiB"
         print(f"{group.role} together: {sizes}: {'fits' if group.fits else 'DOES NOT FIT'}", flush=True)
-    result = summarise(recipe.stem, topology, verdicts, groups)
+    result = summarise(recipe.stem, topology, verdicts, groups, commit)
     print(conclusion(recipe.stem, topology, verdicts, groups, partial=bool(only)), flush=True)
     emit(result, json_path)
     return 0 if result.passed else 1

@@ -97,7 +97,7 @@ def parse_topology(name: str) -> Topology:
 
 
 def describe_devices(topology: Topology) -> list[Any]:
-    """The slice's devices, without hardware. Raises AotError when libtpu is missing or does not know the shape."""
+    """The slice's devices, without hardware. Raises AotError when libtpu is missing or fails, ValueError for a shape that it refuses."""
     from jax.experimental import topologies
 
     if importlib.util.find_spec("libtpu") is None:
@@ -107,6 +107,12 @@ def describe_devices(topology: Topology) -> list[Any]:
     try:
         devices = list(topologies.get_topology_desc(platform="tpu", topology_name=base, **options).devices)
     except jax.errors.JaxRuntimeError as error:
+        if "INVALID_ARGUMENT" in str(error):
+            example = "x".join(["4"] * topology.chip.dimensions)
+            raise ValueError(
+                f"topology {topology.name}: there is no such slice, use the shape of one that exists, e.g. {topology.chip.name}:{example} "
+                f"({str(error).splitlines()[0]})"
+            ) from error
         raise AotError(f"the TPU compiler refuses topology {topology.name}: {str(error).splitlines()[0]}") from error
     if len(devices) != topology.chips:
         raise AotError(
@@ -129,9 +135,15 @@ def topology_mesh(devices: Sequence[Any], topology: Topology, data: int, fsdp: i
         )
     if data % topology.slices:
         raise ValueError(f"mesh.data={data} must be a multiple of the {topology.slices} slices of {topology.name}: they split that axis")
-    if topology.slices > 1:
-        inner = (data // topology.slices, fsdp, tensor)
-        grid = mesh_utils.create_hybrid_device_mesh(inner, (topology.slices, 1, 1), devices=list(devices))
-    else:
-        grid = mesh_utils.create_device_mesh((data, fsdp, tensor), devices=list(devices), allow_split_physical_axes=True)
+    inner, options = (data // topology.slices, fsdp, tensor), {"devices": list(devices), "allow_split_physical_axes": True}
+    try:
+        if topology.slices > 1:
+            grid = mesh_utils.create_hybrid_device_mesh(inner, (topology.slices, 1, 1), **options)
+        else:
+            grid = mesh_utils.create_device_mesh(inner, **options)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} cannot be laid on {topology.name}: use products of the torus's sides "
+            f"({str(error).splitlines()[0]})"
+        ) from error
     return Mesh(np.asarray(grid), AXES, axis_types=(AxisType.Auto,) * len(AXES))

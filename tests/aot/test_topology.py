@@ -1,5 +1,6 @@
 """Names of slices, the table of chips, and what is said when there is no compiler."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -54,3 +55,27 @@ def test_a_mesh_must_use_the_whole_slice_and_split_data_over_slices() -> None:
         topology_mesh([], parse_topology("v5e:4x4"), 1, 4, 2)
     with pytest.raises(ValueError, match="multiple of the 2 slices"):
         topology_mesh([], parse_topology("2*v5e:4x4"), 1, 8, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What ``mesh_utils`` asks of a device of a 4x4 slice."""
+
+    id: int
+    slice_index: int
+    core_on_chip: int = 0
+    process_index: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+
+    @property
+    def coords(self) -> tuple[int, int, int]:
+        return (self.id % 4, self.id // 4, 0)
+
+
+def test_a_mesh_may_split_the_sides_of_each_of_two_slices() -> None:
+    """Sides of 4 as fsdp=8 and tensor=2; the slices are the outer axis."""
+    devices = [Device(i, sliced) for sliced in range(2) for i in range(16)]
+    mesh = topology_mesh(devices, parse_topology("2*v5e:4x4"), 2, 8, 2)
+    assert mesh.devices.shape == (2, 8, 2)
+    assert [{d.slice_index for d in part.flat} for part in mesh.devices] == [{0}, {1}]
