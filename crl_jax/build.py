@@ -307,9 +307,11 @@ def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
     dtype = np.dtype(jnp.bfloat16 if role.compute_dtype == "bfloat16" else jnp.float32)
     shared = role.packing == "prefixes"
     platform = mesh.devices.flat[0].platform
-    residual = NamedSharding(mesh, PartitionSpec((DATA, FSDP), TENSOR)) if role.sequence_parallel else None
+    rows = (DATA, FSDP)
+    residual = NamedSharding(mesh, PartitionSpec(rows, TENSOR)) if role.sequence_parallel else None
+    wide = NamedSharding(mesh, PartitionSpec(rows, None, TENSOR)) if role.sequence_parallel else None
     kernel = best_kernel(platform, dtype, shared_prefixes=shared) if role.attention == "auto" else role.attention
-    return Execution(role.remat, role.scan_layers, dtype, attention_for(kernel, mesh), kernel == "splash", residual)
+    return Execution(role.remat, role.scan_layers, dtype, attention_for(kernel, mesh), kernel == "splash", residual, wide)
 
 
 def optimizer_of(config: Config, name: str, role: RoleConfig) -> optax.GradientTransformation:

@@ -32,7 +32,8 @@ values and what attention found (names ``qkv`` and ``attended``), so that the wi
 @dataclasses.dataclass(frozen=True)
 class Execution:
     """How to run the layers. ``dtype`` is the type of the activations (None: that of the parameters); ``whole_rows`` says that ``attend``
-    takes all queries of a row or none; ``residual`` is the placement of the activations between layers (None: the compiler's choice).
+    takes all queries of a row or none; ``residual`` is the placement of the activations between layers and ``wide`` that of queries, keys,
+    values and the MLP's hidden layer (None: the compiler's choice).
     """
 
     remat: Remat = "none"
@@ -41,6 +42,7 @@ class Execution:
     attend: Attend = einsum_attention
     whole_rows: bool = False
     residual: jax.sharding.Sharding | None = None
+    wide: jax.sharding.Sharding | None = None
 
 
 PLAIN = Execution()
@@ -66,7 +68,7 @@ def forward(
     seen = views(model.config, positions, positions, everything)
     layers = [(*nnx.split(block), view) for block, view in zip(model.layers, seen, strict=True)]
     x = model.embedded(tokens)
-    x = _placed(x if how.dtype is None else x.astype(how.dtype), how)
+    x = _placed(x if how.dtype is None else x.astype(how.dtype), how.residual)
 
     def apply(graph: Any, view: View, state: Any, x: Array, read: Array | None = None) -> Array:
         return _layer(graph, view.window, how, state, x, view.angles, view.mask, ids, prefixes, read)
@@ -99,7 +101,8 @@ def _layer(
     """One block. Compiled as a part of the step; being a function of its own, it is traced and differentiated once for all layers."""
     block: Block = nnx.merge(graph, state)
     scope = Scope(mask, segments, prefixes, window)
-    q, k, v = (checkpoint_name(y, "qkv") for y in block.attn.project(block.attn_norm(x), angles))
+    place = functools.partial(_placed, where=how.wide)
+    q, k, v = (checkpoint_name(y, "qkv") for y in block.attn.project(block.attn_norm(x), angles, place))
     early = read is not None and not how.whole_rows and q.shape[1] > read.shape[1]  # else picking would not save work
     if read is not None and early:
         q = jnp.take_along_axis(q, read[:, :, None, None], axis=1)
@@ -108,14 +111,15 @@ def _layer(
     if read is not None:
         x = jnp.take_along_axis(x, read[:, :, None], axis=1)
         attended = attended if early else jnp.take_along_axis(attended, read[:, :, None], axis=1)
-    return _placed(block.finish(x, matmul(attended, block.attn.o[...])), how)
+    return _placed(block.finish(x, matmul(place(attended), block.attn.o[...]), place), how.residual)
 
 
-def _placed(x: Float[Array, "B T D"], how: Execution) -> Float[Array, "B T D"]:
+def _placed(x: Array, where: jax.sharding.Sharding | None) -> Array:
     """Activations between layers split over the sequence too: what the backward pass keeps of each layer is then split as well, and the
-    all-reduce after attention and MLP becomes a reduce-scatter and an all-gather (arXiv:2205.05198).
+    all-reduce after attention and MLP becomes a reduce-scatter and an all-gather (arXiv:2205.05198). The arrays inside a layer
+    are placed as well, for the compiler would otherwise split their gradients along the sequence and move them there and back.
     """
-    return x if how.residual is None else jax.lax.with_sharding_constraint(x, how.residual)
+    return x if where is None else jax.lax.with_sharding_constraint(x, where)
 
 
 def _remat(function: Callable[..., Array], remat: Remat) -> Callable[..., Array]:

@@ -9,6 +9,7 @@ or devices. ``transformer`` is the functional face.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,6 +22,10 @@ from crl_jax.models.config import ModelConfig, RopeScaling
 from crl_jax.models.matmul import matmul
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}
+
+
+Place = Callable[[Array], Array]
+"""Puts an array where it is to be on a mesh, and its gradient too."""
 
 
 class KVCache(NamedTuple):
@@ -138,17 +143,17 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.norm_eps, config.norm_offset) for _ in "qk")
 
-    def project(self, x: Float[Array, "B T D"], angles: Rotary) -> tuple[Array, Array, Array]:
+    def project(self, x: Float[Array, "B T D"], angles: Rotary, place: Place = lambda wide: wide) -> tuple[Array, Array, Array]:
         """q (scaled), k, v, each ``[B, T, heads, head_dim]``, q and k rotated."""
         c = self.config
-        q, k, v = matmul(x, self.q[...]), matmul(x, self.k[...]), matmul(x, self.v[...])
+        q, k, v = place(matmul(x, self.q[...])), place(matmul(x, self.k[...])), place(matmul(x, self.v[...]))
         if c.qkv_bias:
             q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
         q, k, v = (y.reshape(*x.shape[:2], -1, c.head_dim) for y in (q, k, v))
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, angles) * (c.query_scale or c.head_dim**-0.5), rotate(k, angles)
-        return q.astype(x.dtype), k.astype(x.dtype), v.astype(x.dtype)
+        return place(q.astype(x.dtype)), place(k.astype(x.dtype)), place(v.astype(x.dtype))
 
 
 class MLP(nnx.Module):
@@ -160,8 +165,9 @@ class MLP(nnx.Module):
         self.up = _matrix(rngs, config.d_model, config.d_ff)
         self.down = _matrix(rngs, config.d_ff, config.d_model, residual_gain)
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return matmul(ACTIVATIONS[self.activation](matmul(x, self.gate[...])) * matmul(x, self.up[...]), self.down[...])
+    def __call__(self, x: Float[Array, "B T D"], place: Place = lambda wide: wide) -> Float[Array, "B T D"]:
+        gate, up = place(matmul(x, self.gate[...])), place(matmul(x, self.up[...]))
+        return matmul(place(ACTIVATIONS[self.activation](gate) * up), self.down[...])
 
 
 class Block(nnx.Module):
@@ -180,10 +186,10 @@ class Block(nnx.Module):
         if config.post_norms:
             self.attn_post_norm, self.mlp_post_norm = norm(), norm()
 
-    def finish(self, x: Float[Array, "B T D"], attended: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """The residual ``x`` with what attention found added, and then what the MLP makes of it."""
+    def finish(self, x: Float[Array, "B T D"], attended: Float[Array, "B T D"], place: Place = lambda wide: wide) -> Float[Array, "B T D"]:
+        """The residual ``x`` with what attention found added, and then what the MLP makes of it; ``place`` puts its wide arrays."""
         x = x + (self.attn_post_norm(attended) if self.post_norms else attended)
-        out = self.mlp(self.mlp_norm(x))
+        out = self.mlp(self.mlp_norm(x), place)
         return x + (self.mlp_post_norm(out) if self.post_norms else out)
 
 
