@@ -65,15 +65,17 @@ def count(module: Module, *, devices: int, unknown_trips: int = 1, largest: int 
     walked = walk(module, unknown_trips=unknown_trips)
     cost.unknown_loops = walked.unknown_loops
     buffers: dict[tuple[str, str], Buffer] = {}
+    owners: dict[str, str] = {}  # computation in which a collective begins; pieces of it may lie in loops further on
     for visit in walked.visits:
         computation = module.computations[visit.name]
-        channels: set[str] = set()
+        channels = {channel for channel, owner in owners.items() if owner != visit.name}
         for instruction in computation.values():
             for inner, fused_in in _fused(module, instruction, computation):
                 cost.flops += visit.times * _flops(inner, fused_in, cost)
                 _network(cost, inner, fused_in, instruction, channels, visit.times, devices)
             cost.hbm_bytes += visit.times * _traffic(module, instruction, computation)
             _keep_buffers(buffers, instruction, entry=visit.name == module.entry)
+        owners |= {channel: visit.name for channel in channels if channel not in owners}
     cost.buffers = sorted(buffers.values(), key=lambda b: -b.size)[:largest]
     return cost
 

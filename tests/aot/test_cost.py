@@ -175,6 +175,13 @@ ENTRY %main (p: bf16[8,4]) -> f32[4,8] {
     assert cost.dcn_bytes == 3 * 4 * 4
 
 
+def test_pieces_of_a_collective_in_a_later_loop_belong_to_the_one_that_began_before_it() -> None:
+    """The gather of the loop body begins outside: once, not once more per turn."""
+    begun = "  %early = bf16[64,128] all-gather(%w0), channel_id=1, replica_groups=[2,4]<=[8], dimensions={1}\n  %start = s32[]"
+    text = MODULE.replace("  %start = s32[]", begun, 1)
+    assert count(parse_module(text), devices=8).collectives["all-gather"] == 3 * 5 * 64 * 32 * 2  # of the whole stack %w0, one time
+
+
 def test_shapes_know_their_memory_space() -> None:
     a, b, c = parse_shapes("(f32[2,3]{1,0:T(8,128)S(1)}, /*index=1*/bf16[4]{0:T(256)}, pred[])")
     assert (a.size, a.space, b.size, b.space, c.size) == (24, 1, 8, 0, 1)
