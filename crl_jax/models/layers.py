@@ -103,7 +103,7 @@ def rotate(x: Float[Array, "B T H h"], angles: Rotary) -> Float[Array, "B T H h"
 def write(
     cache: KVCache, layer: int, k: Float[Array, "B T K h"], v: Float[Array, "B T K h"], at: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """The layer's keys and values with new ones at the (rows ``[B, 1]``, positions ``[B, T]``) ``at``; positions past the end are dropped."""
+    """The layer's keys and values with new ones at rows and positions ``at`` (``[B, 1]`` and ``[B, T]``); past the end they are dropped."""
     rows, index = at
     old_k, old_v = cache.k[layer], cache.v[layer]
     keys = old_k.at[rows, :, :, index].set(k.astype(old_k.dtype), mode="drop")
