@@ -21,9 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from crl_jax import lookup, run_folder
 from crl_jax.browse import BANK_FILE
@@ -40,17 +37,13 @@ from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Store
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.host_memory import keep_freed_memory
-from crl_jax.learner import objective
-from crl_jax.learner.optimizer import make_optimizer, make_schedule
 from crl_jax.lookup import RoleParts
 from crl_jax.models import transformer
-from crl_jax.models.attention import attention_for, best_kernel
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
-from crl_jax.models.forward import Execution
-from crl_jax.models.lora import Lora
 from crl_jax.records import Episode, SamplingParams, Task
-from crl_jax.role import Buckets, Role
+from crl_jax.role import Role
+from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, optimizer_of
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.pool import EnvPool
@@ -59,7 +52,6 @@ from crl_jax.rollout.tasks import Goal, TaskStream
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import EngineSampler, Sampler
-from crl_jax.sharding.mesh import DATA, FSDP, TENSOR
 from crl_jax.sharding.reshard import make_copy, serving_layout
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.tracker import FanOut, open_trackers
@@ -295,54 +287,6 @@ def _role(
         lora=lora_of(role),
         adapter_seed=derive_seed(config.run.seed, name, "lora"),
     )
-
-
-def lora_of(role: RoleConfig) -> Lora | None:
-    """The role's adapters, or None when it trains all weights."""
-    return Lora(role.lora.rank, role.lora.alpha, role.lora.targets) if role.lora.rank else None
-
-
-def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
-    """How the learner of ``role`` runs its layers on ``mesh``, whose devices may be described ones that this machine lacks."""
-    dtype = np.dtype(jnp.bfloat16 if role.compute_dtype == "bfloat16" else jnp.float32)
-    shared = role.packing == "prefixes"
-    platform = mesh.devices.flat[0].platform
-    rows = (DATA, FSDP)
-    residual = NamedSharding(mesh, PartitionSpec(rows, TENSOR)) if role.sequence_parallel else None
-    wide = NamedSharding(mesh, PartitionSpec(rows, None, TENSOR)) if role.sequence_parallel else None
-    kernel = best_kernel(platform, dtype, shared_prefixes=shared) if role.attention == "auto" else role.attention
-    return Execution(role.remat, role.scan_layers, dtype, attention_for(kernel, mesh), kernel == "splash", residual, wide)
-
-
-def optimizer_of(config: Config, name: str, role: RoleConfig) -> optax.GradientTransformation:
-    """The optimiser of the role called ``name``, its schedule as long as the run."""
-    steps = config.run.steps if name == "actor" else max(config.run.steps, 2)
-    o = role.optimizer
-    schedule = make_schedule(o.schedule, o.lr, steps=max(steps, o.warmup_steps + 1), warmup_steps=o.warmup_steps)
-    return make_optimizer(schedule, b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=o.weight_decay, clip_norm=o.clip_norm)
-
-
-def buckets_of(config: Config, name: str, role: RoleConfig, mesh: jax.sharding.Mesh) -> Buckets:
-    """The batch shapes the role's train step compiles."""
-    rows = config.run.groups_per_step * config.run.group_size if name == "actor" else config.extractor.batch_size
-    turns = config.env.max_turns if name == "actor" else 1
-    return Buckets.of(
-        rows=rows,
-        max_length=role.max_length,
-        max_tokens=turns * role.sampling.max_new_tokens,
-        packing=role.packing,
-        row_length=role.row_length,
-        multiple=role.microbatches * mesh.shape["data"] * mesh.shape["fsdp"],
-    )
-
-
-def objective_of(config: Config, name: str) -> objective.Objective:
-    """What the role called ``name`` minimises."""
-    if name == "actor":
-        a = config.actor.loss
-        return objective.actor(ratio=a.ratio, clip_low=a.clip_low, clip_high=a.clip_high, aggregation=a.aggregate)
-    e = config.extractor.loss
-    return objective.extractor(eps_low=e.eps_low, eps_high=e.eps_high, aggregation=e.aggregate)
 
 
 def _manager(

@@ -38,6 +38,6 @@ def keep_freed_memory() -> bool:
     return True
 
 
-def _trim_after_compilation(event: str, seconds: float, **_: Any) -> None:
-    if event.endswith("backend_compile_duration") and seconds > _LONG_S:
+def _trim_after_compilation(event: str, duration_secs: float, **_: Any) -> None:
+    if event.endswith("backend_compile_duration") and duration_secs > _LONG_S:
         ctypes.CDLL(None).malloc_trim(0)

@@ -22,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from crl_jax.aot.needed import forward_flops, train_flops
 from crl_jax.aot.topology import Topology, describe_devices, topology_mesh
-from crl_jax.build import buckets_of, execution, lora_of, objective_of, optimizer_of
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.learner.lora import make_lora_step
@@ -36,6 +35,7 @@ from crl_jax.models.load import load_codec, load_config
 from crl_jax.models.lora import init_adapters
 from crl_jax.records import TrainBatch
 from crl_jax.role import Buckets
+from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, optimizer_of
 from crl_jax.serving import programs
 from crl_jax.serving.engine import SlotEngine
 from crl_jax.sharding.adapters import adapter_shardings

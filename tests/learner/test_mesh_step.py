@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from toy_model import VOCAB, sample
 
-from crl_jax.build import execution
 from crl_jax.checkpoint.arrays import read_tree, write_tree
 from crl_jax.config.roles import RoleConfig
 from crl_jax.learner import objective
@@ -21,6 +20,7 @@ from crl_jax.models import transformer
 from crl_jax.models.config import ModelConfig
 from crl_jax.models.forward import Execution
 from crl_jax.role import Buckets, Role
+from crl_jax.role_settings import execution
 from crl_jax.sharding.mesh import make_mesh
 from crl_jax.sharding.rules import param_shardings
 
