@@ -85,6 +85,9 @@ def parser() -> argparse.ArgumentParser:
     aot.add_argument("--topology", required=True, help="CHIP:SHAPE, e.g. v5p:4x4x4 or v5e:8x16; 2*v5e:4x4 for two slices")
     aot.add_argument("--only", default="", help="comma-separated programs, e.g. actor.step,decode")
     aot.add_argument("--json", type=pathlib.Path, help="also write the result object here")
+    bench = _command(commands, "bench", _bench, "run a benchmark of the source tree")
+    bench.add_argument("name", choices=("step", "peers", "step-smollm2", "load", "gpu"), help="see README.md for what each measures")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the benchmark; --help shows them")
     _config_commands(commands)
     _env_commands(commands)
     _bank_commands(commands)
@@ -177,6 +180,10 @@ def _aot(args: argparse.Namespace) -> int:
     only = [word for word in args.only.split(",") if word]
     report = importlib.import_module("crl_jax.aot.report")
     return report.main(_load(args), args.config, args.topology, only=only, json_path=args.json)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    return importlib.import_module("crl_jax.benchmarks").run(args.name, args.arguments)
 
 
 def _report(args: argparse.Namespace) -> int:

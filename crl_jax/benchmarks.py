@@ -1,0 +1,37 @@
+"""``crl bench``: the benchmarks of the source tree by name.
+
+Owns: which script stands behind each name. Promises: a benchmark is a script of its own that prints one result object last, started here in
+a process of its own. Does not: measure.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from crl_jax.errors import UserError
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "tests" / "bench"
+SCRIPTS = {
+    "step": ("bench_step.py", "one GRPO step on the workload shared with other stacks: CPU seconds, compile time, memory"),
+    "peers": ("run_peers.py", "the same step and those of google-tunix and TRL, interleaved: --peers FOLDER with their environments"),
+    "step-smollm2": ("bench_step_smollm2.py", "one update at the shape of SmolLM2-135M: share of the matmul peak"),
+    "load": ("load_memory.py", "host memory while a checkpoint is loaded onto a mesh"),
+    "gpu": ("bench_gpu.py", "the update on an NVIDIA GPU: model FLOPs utilisation"),
+}
+
+
+class NoBenchmarks(UserError):
+    """The benchmarks are not here."""
+
+    exit_code = 2
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Start the benchmark called ``name`` and return its exit code. Raises NoBenchmarks outside a source tree."""
+    script = FOLDER / SCRIPTS[name][0]
+    if not script.is_file():
+        raise NoBenchmarks(f"{script} is missing: benchmarks come with the source tree, so run crl from a clone of the repository")
+    return subprocess.run([sys.executable, str(script), *arguments]).returncode

@@ -1,0 +1,33 @@
+"""``crl bench`` knows every benchmark of the source tree and starts it."""
+
+import pathlib
+
+import pytest
+
+from crl_jax import benchmarks, cli
+
+FOLDER = pathlib.Path(__file__).parent / "bench"
+
+
+def test_every_script_has_a_name():
+    scripts = {path.name for path in FOLDER.glob("*.py")} - {"gpu_attention.py"}
+    assert {script for script, _ in benchmarks.SCRIPTS.values()} == scripts
+
+
+def test_the_command_line_offers_the_same_names(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "nothing"])
+    said = capsys.readouterr().err
+    assert all(name in said for name in benchmarks.SCRIPTS)
+
+
+def test_arguments_reach_the_script_and_its_exit_code_comes_back(capfd):
+    assert cli.main(["bench", "step", "--help"]) == 0
+    assert "--batching" in capfd.readouterr().out
+    assert cli.main(["bench", "step", "--steps", "many"]) == 2
+
+
+def test_outside_a_source_tree_the_fix_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(benchmarks, "FOLDER", tmp_path)
+    assert cli.main(["bench", "step"]) == 2
+    assert "clone of the repository" in capsys.readouterr().err
