@@ -163,15 +163,18 @@ def measure(steps: int, batching: str) -> None:
     )
 
 
-def child(args: argparse.Namespace, cache: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
-    """``measure`` in a process of its own on one core, with the compile cache in ``cache``."""
-    env = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
+def compile_cache(folder: pathlib.Path) -> dict[str, str]:
+    """Environment of a process that keeps every compiled program in ``folder``."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "PEER_OUT": str(out),
     }
+
+
+def child(args: argparse.Namespace, cache: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
+    """``measure`` in a process of its own on one core, with the compile cache in ``cache``."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PEER_OUT": str(out)} | compile_cache(cache)
     command = [sys.executable, __file__, "--measure", "--steps", str(args.steps), "--batching", args.batching]
     pinned = ["taskset", "-c", str(args.core), *command]
     subprocess.run(pinned, env=env, check=True, stdout=subprocess.DEVNULL, timeout=1800)
