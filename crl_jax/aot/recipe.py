@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from crl_jax.aot.needed import forward_flops, train_flops
-from crl_jax.aot.topology import Topology, describe_devices, topology_mesh
+from crl_jax.aot.topology import Topology, describe_devices, replica_mesh, topology_mesh
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.learner.lora import make_lora_step
@@ -80,7 +80,7 @@ def recipe_programs(config: Config, topology: Topology) -> Iterator[Program]:
         model = recipe_model(name, role)
         yield _step(config, name, role, model, mesh)
         yield _reshard(name, role, model, mesh)
-        yield from _serving(name, role, model, mesh)
+        yield from _serving(name, role, model, replica_mesh(mesh, topology))
     if config.run.method != "baseline":
         yield _embed(devices[0])
 
@@ -184,9 +184,8 @@ def _reshard(name: str, role: RoleConfig, model: ModelConfig, mesh: Mesh) -> Pro
     return Program("reshard", name, shapes, mesh.size, 0.0, lambda: reshard.lower(params))
 
 
-def _serving(name: str, role: RoleConfig, model: ModelConfig, mesh: Mesh) -> Iterator[Program]:
-    """Prefill and decode of one replica: the chips of the first ``tensor`` group of the mesh."""
-    replica = Mesh(mesh.devices[:1, :1], mesh.axis_names, axis_types=mesh.axis_types)
+def _serving(name: str, role: RoleConfig, model: ModelConfig, replica: Mesh) -> Iterator[Program]:
+    """Prefill and decode of one replica."""
     dtype = jnp.dtype(role.serve_dtype)
     engine = SlotEngine(
         model,

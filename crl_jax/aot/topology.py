@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from crl_jax.errors import UserError
-from crl_jax.sharding.mesh import AXES
+from crl_jax.sharding.mesh import AXES, TENSOR
 
 INSTALL = "pip install -e '.[aot]'"
 GIB = 2**30
@@ -147,3 +147,18 @@ def topology_mesh(devices: Sequence[Any], topology: Topology, data: int, fsdp: i
             f"({str(error).splitlines()[0]})"
         ) from error
     return Mesh(np.asarray(grid), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def replica_mesh(mesh: Mesh, topology: Topology) -> Mesh:
+    """The mesh of one serving replica, as many chips as ``mesh`` has along tensor: the first ones of ``mesh``.
+
+    The compiler refuses a program for a part of a two-dimensional slice, because its network routes whole slices only: there it is the mesh
+    of a slice of its own of that size. Raises like ``describe_devices``.
+    """
+    chips = mesh.shape[TENSOR]
+    part = mesh.devices[:1, :1]
+    if topology.chip.dimensions == 2 and 1 < chips < topology.chips:
+        height = 2 ** (int(math.log2(chips)) // 2)  # as square as there are such slices: 2x2, 2x4, 4x4
+        own = Topology(topology.chip, (height, chips // height))
+        part = np.asarray(describe_devices(own)).reshape(1, 1, chips)
+    return Mesh(part, mesh.axis_names, axis_types=mesh.axis_types)

@@ -3,9 +3,12 @@
 import dataclasses
 import sys
 
+import jax
 import pytest
 
-from crl_jax.aot.topology import CHIPS, GIB, AotError, describe_devices, parse_topology, topology_mesh
+from crl_jax.aot import topology
+from crl_jax.aot.topology import CHIPS, GIB, AotError, describe_devices, parse_topology, replica_mesh, topology_mesh
+from crl_jax.sharding.mesh import make_mesh
 
 
 @pytest.mark.parametrize(
@@ -79,3 +82,19 @@ def test_a_mesh_may_split_the_sides_of_each_of_two_slices() -> None:
     mesh = topology_mesh(devices, parse_topology("2*v5e:4x4"), 2, 8, 2)
     assert mesh.devices.shape == (2, 8, 2)
     assert [{d.slice_index for d in part.flat} for part in mesh.devices] == [{0}, {1}]
+
+
+@pytest.mark.parametrize(("slice_name", "own"), [("v5p:2x2x2", None), ("v5e:2x4", "v5e:2x2"), ("v6e:2x4", "v6e:2x2")])
+def test_a_replica_in_a_two_dimensional_slice_is_a_slice_of_its_own(monkeypatch, slice_name: str, own: str | None) -> None:
+    asked = []
+
+    def devices(wanted: topology.Topology) -> list[object]:
+        asked.append(wanted.name)
+        return list(jax.devices()[4:])
+
+    monkeypatch.setattr(topology, "describe_devices", devices)
+    mesh = make_mesh(1, 2, 4)
+    replica = replica_mesh(mesh, parse_topology(slice_name))
+    assert dict(replica.shape) == {"data": 1, "fsdp": 1, "tensor": 4}
+    assert asked == ([] if own is None else [own])
+    assert list(replica.devices.flat) == (list(mesh.devices[0, 0]) if own is None else jax.devices()[4:])
