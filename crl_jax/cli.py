@@ -50,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options_last(argv: Sequence[str]) -> list[str]:
-    """``--flag`` after ``key=value`` and before it mean the same: argparse wants the key=value words together."""
+    """``--flag`` after ``key=value`` and before it mean the same: argparse wants the key=value words together. The words of a benchmark are
+    its own.
+    """
+    if argv[:1] == ["bench"]:
+        return list(argv)
     settings = [word for word in argv if "=" in word and not word.startswith("-")]
     rest = [word for word in argv if word not in settings]
     at = next((i for i, word in enumerate(rest) if i > 0 and word.startswith("-")), len(rest))

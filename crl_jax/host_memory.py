@@ -12,6 +12,7 @@ compilation: it lies in small pieces that would serve nobody.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from typing import Any
 
@@ -22,6 +23,7 @@ _TOP_PAD = 64 * 2**20
 _LONG_S = 0.2  # compilations that leave enough behind to be worth some milliseconds
 
 
+@functools.cache  # a process may open several runs: one listener is enough
 def keep_freed_memory() -> bool:
     """Let malloc keep what is freed, in one heap for all threads. Call before the first large allocation; True when it took effect."""
     if sys.platform != "linux":

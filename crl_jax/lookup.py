@@ -15,19 +15,22 @@ from typing import Any
 
 import jax
 
+from crl_jax.config.check import undivided_rows
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.roles import MeshConfig, RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts
+from crl_jax.models.attention import check_kernel
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.config import ModelConfig
+from crl_jax.models.forward import check_scan
 from crl_jax.models.load import load_codec, load_config, load_params
 from crl_jax.models.params import Params
 from crl_jax.records import Task
 from crl_jax.rollout.agent import ActorPrompts
 from crl_jax.rollout.tasks import Goal, fixed_tasks
 from crl_jax.seeds import derive_seed
-from crl_jax.sharding.mesh import make_mesh
+from crl_jax.sharding.mesh import DATA, FSDP, make_mesh
 from crl_jax.sharding.rules import check_divisible, param_shardings
 from envs import registry
 from envs.parse import parse_action
@@ -128,6 +131,14 @@ def role_parts(config: Config, name: str, params: Params | None = None) -> RoleP
     with _about(f"{name}.mesh"):
         mesh = _mesh(role.mesh)
         check_divisible(model, mesh)
+        if wrong := undivided_rows(config, name, mesh.shape[DATA] * mesh.shape[FSDP]):
+            raise ValueError(wrong)
+    with _about(f"{name}.scan_layers"):
+        if role.scan_layers:
+            check_scan(model)
+    with _about(f"{name}.attention"):
+        if role.attention != "auto":
+            check_kernel(role.attention, mesh.devices.flat[0].platform)
     with _about(f"{name}.weights"):
         if params is None:
             shardings = param_shardings(model, mesh) if mesh.size > 1 else None

@@ -12,11 +12,12 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from crl_jax.config.check import rows_of_step
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.learner import objective
 from crl_jax.learner.optimizer import make_optimizer, make_schedule
-from crl_jax.models.attention import attention_for, best_kernel
+from crl_jax.models.attention import attention_for, best_kernel, check_kernel
 from crl_jax.models.forward import Execution
 from crl_jax.models.lora import Lora
 from crl_jax.role import Buckets
@@ -29,7 +30,10 @@ def lora_of(role: RoleConfig) -> Lora | None:
 
 
 def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
-    """How the learner of ``role`` runs its layers on ``mesh``, whose devices may be described ones that this machine lacks."""
+    """How the learner of ``role`` runs its layers on ``mesh``, whose devices may be described ones that this machine lacks.
+
+    Raises ValueError for an attention kernel of another platform.
+    """
     dtype = np.dtype(jnp.bfloat16 if role.compute_dtype == "bfloat16" else jnp.float32)
     shared = role.packing == "prefixes"
     platform = mesh.devices.flat[0].platform
@@ -37,6 +41,7 @@ def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
     residual = NamedSharding(mesh, PartitionSpec(rows, TENSOR)) if role.sequence_parallel else None
     wide = NamedSharding(mesh, PartitionSpec(rows, None, TENSOR)) if role.sequence_parallel else None
     kernel = best_kernel(platform, dtype, shared_prefixes=shared) if role.attention == "auto" else role.attention
+    check_kernel(kernel, platform)
     return Execution(role.remat, role.scan_layers, dtype, attention_for(kernel, mesh), kernel == "splash", residual, wide)
 
 
@@ -50,15 +55,14 @@ def optimizer_of(config: Config, name: str, role: RoleConfig) -> optax.GradientT
 
 def buckets_of(config: Config, name: str, role: RoleConfig, mesh: jax.sharding.Mesh) -> Buckets:
     """The batch shapes the role's train step compiles."""
-    rows = config.run.groups_per_step * config.run.group_size if name == "actor" else config.extractor.batch_size
     turns = config.env.max_turns if name == "actor" else 1
     return Buckets.of(
-        rows=rows,
+        rows=rows_of_step(config, name),
         max_length=role.max_length,
         max_tokens=turns * role.sampling.max_new_tokens,
         packing=role.packing,
         row_length=role.row_length,
-        multiple=role.microbatches * mesh.shape["data"] * mesh.shape["fsdp"],
+        multiple=role.microbatches * mesh.shape[DATA] * mesh.shape[FSDP],
     )
 
 

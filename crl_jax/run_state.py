@@ -10,10 +10,12 @@ log, marked abandoned).
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.checkpoint import store as checkpoints
+from crl_jax.config.schema import Config
 from crl_jax.records import Episode
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def save_run(run: Run, counters: RunCounters) -> None:
             "versions": {name: role.version for name, role in roles.items()},
             "method": run.config.run.method,
             "seed": run.config.run.seed,
+            "adapters": {name: adapters_of(run.config, name) for name in roles},
         }
     }
     if run.manager is not None:
@@ -59,7 +62,8 @@ def save_run(run: Run, counters: RunCounters) -> None:
 def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
     """Continue from the newest complete checkpoint (or that of ``step``); from the start when there is none.
 
-    Raises CheckpointError for a missing ``step``, for a checkpoint of another method or seed, or when all there are damaged.
+    Raises CheckpointError for a missing ``step``, for a checkpoint of another method, seed or kind of adapters, or when all there are
+    damaged.
     """
     root = run.folder / "checkpoints"
     step = checkpoints.latest(root) if step is None else step
@@ -82,6 +86,8 @@ def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
             f"{root} holds a run of seed {saved['seed']}, the configuration says {run.config.run.seed}: set run.seed={saved['seed']}, "
             "or choose another run.name"
         )
+    for name in roles:
+        _require_adapters(root, name, saved.get("adapters", {}).get(name), adapters_of(run.config, name))
     found = checkpoints.restore(root, step, {name: role.state for name, role in roles.items()})
     for name, role in roles.items():
         role.restore(found.arrays[name], saved["versions"][name])
@@ -91,3 +97,42 @@ def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
     counters = RunCounters(**saved["counters"])
     run.extractor_updates = counters.extractor_updates
     return counters
+
+
+def adapters_of(config: Config, name: str) -> dict[str, Any]:
+    """What the learner state of the role called ``name`` means, by key of its configuration: only the rank when all weights are trained,
+    for their state stands alone; adapters are nothing without their scale and the weights they change.
+    """
+    role = config.actor if name == "actor" else config.extractor
+    if not role.lora.rank:
+        return {"lora.rank": 0}
+    return {
+        "lora.rank": role.lora.rank,
+        "lora.alpha": role.lora.alpha,
+        "lora.targets": list(role.lora.targets),
+        "model": role.model,
+        "weights": role.weights,
+    }
+
+
+def _require_adapters(root: pathlib.Path, name: str, saved: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
+    """Arrays of the right shape would be restored onto other weights, or with another scale, without a word."""
+    if saved is None:  # before this was recorded
+        return
+    differing = [key for key in saved if _name(saved[key]) != _name(wanted.get(key))]
+    if not differing:
+        return
+    settings = " ".join(f"{name}.{key}={_written(saved[key])}" for key in differing)
+    kind = f"adapters of rank {saved['lora.rank']}" if saved["lora.rank"] else "all weights"
+    raise checkpoints.CheckpointError(
+        f"{root} holds {kind} of the {name} and was saved with other settings: set {settings}, or choose another run.name"
+    )
+
+
+def _name(value: Any) -> Any:
+    """Files may have moved since: of a path only its last part counts."""
+    return pathlib.PurePath(value).name if isinstance(value, str) else value
+
+
+def _written(value: Any) -> str:
+    return f"[{','.join(value)}]" if isinstance(value, list) else str(value)

@@ -25,6 +25,8 @@ def test_arguments_reach_the_script_and_its_exit_code_comes_back(capfd):
     assert cli.main(["bench", "step", "--help"]) == 0
     assert "--batching" in capfd.readouterr().out
     assert cli.main(["bench", "step", "--steps", "many"]) == 2
+    assert cli.main(["bench", "step", "--steps", "a=b"]) == 2  # key=value words belong to settings only
+    assert "invalid int value: 'a=b'" in capfd.readouterr().err
 
 
 def test_outside_a_source_tree_the_fix_is_named(monkeypatch, tmp_path, capsys):

@@ -36,13 +36,20 @@ def test_environments_that_do_not_exist(overrides: list[str], message: str) -> N
         pytest.param("actor.model=huge", "`actor.model`: unknown model preset `huge`", id="model"),
         pytest.param("actor.weights=/none.safetensors", "`actor.weights`", id="weights"),
         pytest.param("actor.tokenizer=/none.txt", "`actor.tokenizer`", id="tokenizer"),
-        pytest.param("actor.mesh.data=64", "`actor.mesh`: mesh data=64", id="mesh"),
+        pytest.param("actor.mesh.data=50", "`actor.mesh`: mesh data=50", id="mesh"),
+        pytest.param("actor.mesh.data=0", "`actor.mesh`: the 100 rows of an update do not divide over", id="rows-over-all-devices"),
+        pytest.param("actor.attention=splash", "`actor.attention`: the splash kernel runs on TPUs only", id="kernel-of-a-tpu"),
+        pytest.param(
+            "actor.model=gemma3-270m actor.weights=random actor.scan_layers=true",
+            "`actor.scan_layers`: scan_layers needs",
+            id="layers-of-two-kinds",
+        ),
         pytest.param("actor.model=tiny", "model tiny only 64", id="tokenizer-of-a-larger-vocabulary"),
     ],
 )
 def test_models_that_do_not_exist_or_do_not_fit(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        lookup.role_parts(config(override), "actor")
+        lookup.role_parts(config("run.groups_per_step=25", "run.group_size=4", *override.split(" ")), "actor")
     assert message in str(error.value)
 
 

@@ -137,6 +137,8 @@ def main(config: Config, recipe: pathlib.Path, topology_name: str, *, only: Sequ
     ``only``: program names such as ``step`` or ``actor.step``; empty for all. Raises ConfigError for a bad topology name or mesh, AotError
     when there is no TPU compiler.
     """
+    if json_path is not None and json_path.is_dir():
+        raise ConfigError(f"--json {json_path} is a folder: name a file in it")  # now, not when all is compiled
     commit = git_commit()
     jax.config.update("jax_platforms", "cpu")  # with libtpu installed JAX would look for a TPU and wait
     for name, value in QUIET.items():

@@ -30,7 +30,27 @@ def check(config: Config) -> list[ConfigProblem]:
     found = [*_positive(config), *_group(config), *_names(config), *_bank(config), *_extractor(config), *_telemetry(config)]
     for name, role in (("actor", config.actor), ("extractor", config.extractor)):
         found += _role(name, role)
+        if name == "actor" or config.run.method != "baseline":  # data 0 depends on the machine: `lookup` checks again
+            found += [(f"{name}.mesh", text) for text in [undivided_rows(config, name, role.mesh.data * role.mesh.fsdp)] if text]
     return [ConfigProblem(key, message) for key, message in found]
+
+
+def rows_of_step(c: Config, name: str) -> int:
+    """Samples of one update of the role called ``name``."""
+    return c.run.groups_per_step * c.run.group_size if name == "actor" else c.extractor.batch_size
+
+
+def undivided_rows(c: Config, name: str, shards: int) -> str:
+    """What is wrong when a padded batch of the role called ``name`` does not divide over its micro-batches and ``shards``, the mesh's
+    data x fsdp; else empty. Packed batches take a number of rows that does.
+    """
+    role, rows = c.actor if name == "actor" else c.extractor, rows_of_step(c, name)
+    parts = role.microbatches * shards
+    if role.packing != "padded" or shards < 2 or parts < 1 or rows % parts == 0:
+        return ""
+    size = "run.groups_per_step x run.group_size" if name == "actor" else "extractor.batch_size"
+    over = f"{role.microbatches} micro-batches x {shards} shards (data x fsdp)"
+    return f"the {rows} rows of an update do not divide over {over}: change {size}, or pack rows"
 
 
 Found = Iterator[tuple[str, str]]
@@ -133,7 +153,9 @@ def _role(name: str, r: RoleConfig) -> Found:
         yield f"{name}.sampling.top_p", f"must be in (0, 1], got {s.top_p}"
     if not 0 <= s.top_k < 2**31:
         yield f"{name}.sampling.top_k", f"must be 0 (off) or more, and below 2^31, got {s.top_k}"
-    if s.max_new_tokens <= 0 or s.max_new_tokens >= r.max_length:
+    if r.max_length < 2:
+        yield f"{name}.max_length", f"{r.max_length} leaves no room for a prompt and a reply: use 2 or more"
+    elif s.max_new_tokens <= 0 or s.max_new_tokens >= r.max_length:
         yield (
             f"{name}.sampling.max_new_tokens",
             f"{s.max_new_tokens} leaves no room for a prompt in {name}.max_length {r.max_length}: use 1 to {r.max_length - 1}",
@@ -156,8 +178,11 @@ def _role(name: str, r: RoleConfig) -> Found:
     unknown = [target for target in r.lora.targets if target not in LORA_TARGETS]
     if unknown or not r.lora.targets:
         yield f"{name}.lora.targets", f"{unknown or 'an empty list'}: use one or more of {list(LORA_TARGETS)}"
-    if r.sequence_parallel and (r.row_length or r.max_length) % r.mesh.tensor:
-        yield f"{name}.sequence_parallel", f"rows of {r.row_length or r.max_length} tokens do not divide over tensor={r.mesh.tensor}"
+    tensor, row = r.mesh.tensor, r.row_length or r.max_length
+    if r.sequence_parallel and tensor == 1:
+        yield f"{name}.sequence_parallel", f"splits activations over {name}.mesh.tensor, which is 1: raise it, or set this to false"
+    elif r.sequence_parallel and tensor > 1 and row % tensor:
+        yield f"{name}.sequence_parallel", f"rows of {row} tokens do not divide over tensor={tensor}: use a multiple of {tensor}"
     if r.packing == "padded" and r.row_length:
         yield f"{name}.row_length", f"{r.row_length} has no meaning for rows of one sequence: set it to 0, or {name}.packing=sequences"
     elif r.row_length and r.row_length < r.max_length:

@@ -162,6 +162,13 @@ def attention_for(kernel: Kernel, mesh: Mesh | None = None) -> Attend:
     return functools.partial(splash_attention, mesh=mesh, rows=("data", "fsdp"), heads="tensor")
 
 
+def check_kernel(kernel: Kernel, platform: str) -> None:
+    """Raises ValueError when ``kernel`` is not made for the devices of ``platform`` (``jax.Device.platform``)."""
+    home = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}.get(kernel, (platform,))
+    if platform not in home:
+        raise ValueError(f"the {kernel} kernel runs on {home[0].upper()}s only, these devices are of platform {platform}: use auto")
+
+
 def best_kernel(platform: str, dtype: np.dtype, *, shared_prefixes: bool) -> Kernel:
     """The fastest kernel of a platform (``jax.Device.platform``) that can do the job."""
     if platform == "tpu" and not shared_prefixes:

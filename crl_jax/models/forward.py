@@ -21,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from crl_jax.models.attention import Attend, Scope, einsum_attention, visible
+from crl_jax.models.config import ModelConfig
 from crl_jax.models.layers import Block, Rotary, Transformer, View, views
 from crl_jax.models.matmul import PRODUCT, matmul
 
@@ -46,6 +47,14 @@ class Execution:
 
 
 PLAIN = Execution()
+
+_MIXED = "scan_layers needs layers of one kind, but this model mixes local and global attention: set scan_layers=false"
+
+
+def check_scan(config: ModelConfig) -> None:
+    """Raises ValueError when the layers of ``config`` before its last are not of one kind, so that ``scan_layers`` cannot run them."""
+    if len({layer in config.local_layers for layer in range(config.n_layers - 1)}) > 1:
+        raise ValueError(_MIXED)
 
 
 def forward(
@@ -137,7 +146,7 @@ def _scan(layers: list[tuple[Any, Any, View]], x: Array, apply: Callable[..., Ar
     """The layers as one loop over their stacked parameters. Raises ValueError when they are not all of one kind."""
     graph, _, view = layers[0]
     if any(other is not view for _, _, other in layers):
-        raise ValueError("scan_layers needs layers of one kind, but this model mixes local and global attention: set scan_layers=false")
+        raise ValueError(_MIXED)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state for _, state, _ in layers))
 
     def body(x: Array, state: Any) -> tuple[Array, None]:

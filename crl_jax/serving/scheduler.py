@@ -155,9 +155,11 @@ class Scheduler:
         """(session, the session whose cache it takes, its row) for requests that can sample without computing more: nothing but the last id
         is missing in their own cache, or a running session has the same ids in its cache.
         """
+        pending, forks = self._pending(), list[tuple[Session, Session, Row]]()
+        if not pending:
+            return forks
         sources = {tuple(s.ids): s for s in self.running.values() if s.cached == len(s.ids) - 1}
-        forks = []
-        for session in self._pending():
+        for session in pending:
             end = len(session.ids) - 1
             source = session if session.cached == end else sources.get(tuple(session.ids)) if session.cached == 0 else None
             if source is not None:

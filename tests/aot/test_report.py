@@ -13,9 +13,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from crl_jax.aot.compile import Memory, Verdict, compile_program, describe, exhausted_bytes, memory_of, to_details
 from crl_jax.aot.cost import Cost
 from crl_jax.aot.recipe import Program, placed
-from crl_jax.aot.report import Together, bytes_per_chip, choose, conclusion, summarise, together
+from crl_jax.aot.report import Together, bytes_per_chip, choose, conclusion, main, summarise, together
 from crl_jax.aot.roofline import roofline
 from crl_jax.aot.topology import AotError, Chip, Topology
+from crl_jax.config import Config, ConfigError
 
 CHIP = Chip("toy", 2, hbm_bytes=1000, flops_s=1e3, hbm_bytes_s=1e2, ici_bytes_s=1e1, dcn_bytes_s=1.0)
 TOPOLOGY = Topology(CHIP, (2, 2))
@@ -210,3 +211,8 @@ def test_the_report_has_the_agreed_fields_and_fails_when_one_program_does() -> N
     assert (failed.passed, failed.value) == (False, 1.1)
     full = [Together("actor", {"train state": 999}, 2, "step", 1000)]
     assert summarise("recipe", TOPOLOGY, [good], full).passed is False
+
+
+def test_a_folder_is_no_result_file_and_that_is_said_before_anything_is_compiled(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder: name a file in it"):
+        main(Config(), tmp_path / "recipe.yaml", "v5e:1x1", only=[], json_path=tmp_path)

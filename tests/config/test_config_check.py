@@ -51,6 +51,14 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("actor.row_length=4096", "set it to 0, or actor.packing=sequences", id="row-length-without-packing"),
         pytest.param(("extractor.packing=prefixes", "extractor.row_length=64"), "must hold the longest sequence", id="C07-row-length"),
         pytest.param(("actor.packing=prefixes", "actor.attention=splash"), "cannot share beginnings", id="splash-prefixes"),
+        pytest.param("actor.sequence_parallel=true", "actor.mesh.tensor, which is 1", id="sequence-parallel-on-one-device"),
+        pytest.param(("actor.sequence_parallel=true", "actor.mesh.tensor=0"), "axis sizes must be positive", id="axis-of-no-device"),
+        pytest.param(("actor.sequence_parallel=true", "actor.mesh.tensor=5"), "use a multiple of 5", id="sequence-does-not-divide"),
+        pytest.param("actor.mesh.data=3", "128 rows of an update do not divide over 1 micro-batches x 3", id="actor-rows-over-shards"),
+        pytest.param(
+            ("extractor.mesh.fsdp=32", "extractor.microbatches=4"), "change extractor.batch_size", id="extractor-rows-over-shards"
+        ),
+        pytest.param("actor.max_length=-5", "use 2 or more", id="C07-no-length"),
         pytest.param("actor.attention=cudnn", "set actor.compute_dtype=bfloat16", id="cudnn-float32"),
         pytest.param("telemetry.profile_steps=[5,5]", "must not be empty", id="profile"),
         pytest.param("actor.chunk_buckets=[]", "at least one size", id="no-chunk-bucket"),
@@ -70,6 +78,10 @@ def test_a_constrained_action_has_no_tags() -> None:
 
 def test_C08_greedy_evaluation_is_fine() -> None:
     assert problems_of("run.eval_modes=[greedy]", "actor.sampling.temperature=1.0") == ""
+
+
+def test_packed_rows_are_as_many_as_the_shards_need() -> None:
+    assert problems_of("actor.mesh.data=3", "actor.packing=sequences") == ""
 
 
 def test_all_problems_are_reported_together() -> None:

@@ -1,5 +1,8 @@
 """The host bookkeeping of the sampler, without any model: slots, queues, limits and counts."""
 
+import random
+from collections import Counter, defaultdict
+
 import pytest
 
 from crl_jax.records import Finish, SamplingParams
@@ -220,3 +223,54 @@ def test_sessions_wait_for_a_long_shared_prompt_and_go_on_without_its_first_read
     ((session, row),) = scheduler.to_extend()
     assert (session.id, len(row.tokens)) == ("s1", 19)
     assert fill(scheduler) == [("s2", "s1")]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_counters_are_what_was_computed_whatever_happens(seed):
+    """Random turns, cancels, closes, evictions and swaps. The oracle keeps, per session, which positions were ever in a cache."""
+    rng, scheduler, truth, known = random.Random(seed), Scheduler(4, 32, 2, None), Counter[str](), defaultdict[str, set[int]](set)
+    prompts, names = [[rng.randrange(9) for _ in range(rng.choice([1, 2, 9, 17, 31]))] for _ in range(2)], []
+
+    def computed(session, begin, end):
+        for at in range(begin, end):
+            if at in known[session.id]:
+                truth["recomputed_tokens"] += 1
+            elif session.request.start <= at < session.request.end:
+                truth["prefilled_tokens"] += 1
+            known[session.id].add(at)
+
+    def turn():
+        scheduler.admit(0.0)
+        for session, row in [item for group in group_rows(scheduler.to_extend(), (2, 4), (4, 8)) for item in group]:
+            assert list(row.tokens) == session.ids[row.start :][: len(row.tokens)]
+            computed(session, row.start, row.start + len(row.tokens))
+            scheduler.note_extended(session, len(row.tokens))
+        for session, source, row in scheduler.to_fork():
+            assert source.ids[: row.start] == session.ids[: row.start]
+            if source is not session:
+                truth["shared_tokens"] += row.start
+                known[session.id].update(range(row.start))
+            scheduler.note_forked(session, source)
+        for session in [s for s in scheduler.running.values() if s.request.decoding]:
+            count, at = min(rng.choice([1, 2, 3]), session.request.limit - len(session.request.ids)), len(session.ids) - 1
+            computed(session, at, at + count)
+            scheduler.note_sampled(
+                session, session.request, Emitted([rng.randrange(9) for _ in range(count)], [0.0] * count, [0] * count), 0
+            )
+
+    for i in range(80):
+        event = rng.random()
+        if event < 0.2 and len(names) < 7:
+            names.append(f"s{i}")
+            scheduler.open(names[-1])
+        elif event < 0.6 and names:
+            name = rng.choice(names)
+            new = [rng.randrange(9)] * rng.choice([0, 1, 3]) if scheduler.sessions[name].ids else rng.choice(prompts)
+            scheduler.submit(name, i, new, SamplingParams(rng.choice([1, 2, 5])), 0.0)
+        elif event < 0.68 and names:
+            scheduler.cancel(rng.choice(names)) if event < 0.64 else scheduler.close(names.pop())
+        elif event < 0.71:
+            scheduler.swap()
+        else:
+            turn()
+    assert {name: scheduler.counts[name] for name in truth} == truth
