@@ -108,6 +108,7 @@ def shares_base(config: Config) -> bool:
     """Whether both roles train adapters over the same weights in the same place."""
     a, e = config.actor, config.extractor
     same = (a.model, a.weights, a.mesh) == (e.model, e.weights, e.mesh) and a.weights != "random"
+    same &= a.model != "micro" or a.tokenizer == e.tokenizer  # the micro model is as large as its vocabulary
     return same and a.lora.rank > 0 and e.lora.rank > 0
 
 

@@ -93,3 +93,11 @@ def test_what_exists_is_found() -> None:
     assert set(sets) == {"known", "heldout"}
     parts = lookup.role_parts(config(), "actor")
     assert parts.codec.tokenizer.vocab_size == parts.model.vocab_size
+
+
+def test_roles_of_one_base_share_it_unless_their_vocabularies_make_it_another_model() -> None:
+    both = ("actor.lora.rank=2", "extractor.lora.rank=2", "extractor.weights=builtin:micro")
+    assert lookup.shares_base(config(*both))
+    assert not lookup.shares_base(config(*both[:2]))
+    assert not lookup.shares_base(config(both[0], both[2]))
+    assert not lookup.shares_base(config(*both, "extractor.tokenizer=builtin:smollm2-135m"))
