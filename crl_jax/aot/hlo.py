@@ -198,7 +198,9 @@ def _callees(instruction: Instruction) -> Iterator[str]:
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """Iterations of a counted loop: from its annotation, or from ``i < constant`` in its condition and the start of i; None if unknown."""
+    """Iterations of a counted loop: from its annotation, or from ``i < constant`` in its condition and the start and the stride of i (2
+    where the compiler put two turns into one); None if unknown.
+    """
     known = re.search(r'known_trip_count"?:\s*\{"n":"?(\d+)', loop.attributes)
     if known:
         return int(known[1])
@@ -218,8 +220,10 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     if index is None or limit is None or limit.opcode != "constant" or index.opcode != "get-tuple-element":
         return None
     position = re.search(r"index=(\d+)", index.attributes)
-    start = _start(computation, loop, int(position[1])) if position else None
-    return None if start is None else max(0, int(limit.argument) - start)
+    if position is None:
+        return None
+    start, stride = _start(computation, loop, int(position[1])), _stride(module, loop, int(position[1]))
+    return None if start is None or not stride else max(0, math.ceil((int(limit.argument) - start) / stride))
 
 
 def _follow(where: Computation, bindings: dict[str, str], outer: Computation, name: str) -> Instruction | None:
@@ -227,6 +231,31 @@ def _follow(where: Computation, bindings: dict[str, str], outer: Computation, na
     while found is not None and found.opcode in ("copy", "bitcast", "convert") and found.operands:
         found = outer.get(found.operands[0]) or where.get(found.operands[0])
     return found
+
+
+def _stride(module: Module, loop: Instruction, position: int) -> int | None:
+    """What one turn adds to element ``position`` of the loop's state."""
+    body = module.computations.get(loop.called("body") or "", {})
+    root = next((i for i in body.values() if i.root), None)
+    if root is None or root.opcode != "tuple" or position >= len(root.operands):
+        return None
+    added, where, bindings, value = 0, body, dict[str, str](), body.get(root.operands[position])
+    while value is not None and value.opcode != "get-tuple-element":
+        if value.opcode == "fusion":  # goes on inside; its parameters are the fusion's operands
+            where = module.computations.get(value.called("calls") or "", {})
+            bindings = {i.name: value.operands[int(i.argument)] for i in where.values() if i.opcode == "parameter"}
+            value = next((i for i in where.values() if i.root), None)
+            continue
+        operands = [_follow(where, bindings, body, name) for name in value.operands]
+        constants = [o for o in operands if o is not None and o.opcode == "constant"]
+        if value.opcode == "add" and len(constants) == 1:
+            added += int(constants[0].argument)
+            value = next(o for o in operands if o is not constants[0])
+        elif value.opcode in ("copy", "bitcast", "convert") and operands:
+            value = operands[0]
+        else:
+            return None
+    return added if value is not None and re.search(rf"index={position}\b", value.attributes) else None
 
 
 def _start(computation: Computation, loop: Instruction, position: int) -> int | None:

@@ -94,6 +94,30 @@ def test_a_loop_of_unknown_length_is_named_and_uses_the_given_trips() -> None:
     assert cost.flops == 3 * 2 * 16 * 128 * 64
 
 
+@pytest.mark.parametrize(
+    ("step", "turns"),
+    [
+        ("%one = s32[] constant(2)\n  %next = s32[] add(%i, %one)", 3),  # 0, 2, 4
+        ("%one = s32[] constant(1)\n  %half = s32[] add(%i, %one)\n  %next = s32[] add(%one, %half)", 3),
+        ("%one = s32[] constant(5)\n  %half = s32[] copy(%i)\n  %next = s32[] add(%half, %one)", 1),
+        ("%one = s32[] constant(1)\n  %next = s32[] fusion(%i), kind=kLoop, calls=%plus2", 3),
+    ],
+)
+def test_a_loop_that_counts_in_larger_steps_turns_less_often(step: str, turns: int) -> None:
+    inside = "%r = s32[] parameter(0)\n  %two = s32[] constant(2)\n  ROOT %r2 = s32[] add(%r, %two)"
+    plus2 = f"%plus2 (r: s32[]) -> s32[] {{\n  {inside}\n}}\n\n%body ("
+    usual = "%one = s32[]{:T(128)} constant(1)\n  %next = s32[]{:T(128)} add(%i, %one)"
+    text = MODULE.replace(usual, step).replace("%body (", plus2, 1)
+    assert count(parse_module(text), devices=8).flops == turns * 2 * 16 * 128 * 64
+
+
+def test_a_loop_whose_steps_cannot_be_read_is_of_unknown_length() -> None:
+    cost = count(
+        parse_module(MODULE.replace("%next = s32[]{:T(128)} add(", "%next = s32[]{:T(128)} multiply(")), devices=8, unknown_trips=3
+    )
+    assert (cost.unknown_loops, cost.flops) == (["loop"], 3 * 2 * 16 * 128 * 64)
+
+
 def test_an_annotated_loop_is_believed() -> None:
     text = MODULE.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
     assert count(parse_module(text), devices=8).flops == 7 * 2 * 16 * 128 * 64
