@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from crl_jax.benchmarks import SCRIPTS
+
 if TYPE_CHECKING:
     from crl_jax.config import Config
 
@@ -90,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     aot.add_argument("--only", default="", help="comma-separated programs, e.g. actor.step,decode")
     aot.add_argument("--json", type=pathlib.Path, help="also write the result object here")
     bench = _command(commands, "bench", _bench, "run a benchmark of the source tree")
-    bench.add_argument("name", choices=("step", "peers", "step-smollm2", "load", "gpu"), help="see README.md for what each measures")
+    bench.add_argument("name", choices=tuple(SCRIPTS), help="; ".join(f"{name}: {measures}" for name, (_, measures) in SCRIPTS.items()))
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the benchmark; --help shows them")
     _config_commands(commands)
     _env_commands(commands)

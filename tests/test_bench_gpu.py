@@ -17,14 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import bench_gpu  # noqa: E402  (a script, not a package)
 import gpu_attention  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def compiled_in_haste():
-    """Nothing is timed here: compile without most optimisations."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
 
 def test_the_whole_script_at_toy_size(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

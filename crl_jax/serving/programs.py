@@ -165,7 +165,7 @@ def insert(program: Program, prefix: DecodeState, state: DecodeState, slot: Int[
 
 @functools.partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def fork(program: Program, state: DecodeState, source: Int[Array, " R"], packed: Int[Array, "R W"]) -> DecodeState:
-    """Copies the cache row ``source[i]`` into the slot of row i of ``packed`` (its own slot: nothing is copied) and sets its fields.
+    """Copies the cache row ``source[i]`` into the slot of row i of ``packed`` (its own slot: it stays as it is) and sets its fields.
 
     The rows' starts say how many tokens of the copy count. Padding rows have a slot number past the end.
     """

@@ -96,7 +96,7 @@ class Scheduler:
             self.done.append((handle, error))
             return
         session.ids.extend(new_ids)
-        session.cached = min(session.cached, len(session.ids) - 1)  # the last id is always fed again: its output is what is sampled from
+        session.cached = min(session.cached, len(session.ids) - 1)  # generate feeds the last id: what is sampled comes from it
         session.request = request
         self.idle.pop(session_id, None)
         self.waiting[session_id] = session
@@ -144,11 +144,14 @@ class Scheduler:
         Of sessions that start with the same ids one is computed; the others are forked from it once it is in the cache (``to_fork``).
         """
         rows, seen = [], set[tuple[int, ...]]()
-        for session in sorted(self._pending(), key=lambda s: -s.cached):
-            key = tuple(session.ids)
+        pending = sorted(self._pending(), key=lambda s: -s.cached)
+        lengths = _lengths_to_share(pending)
+        for session in pending:
+            key = tuple(session.ids) if len(session.ids) in lengths else None
             if session.cached < len(session.ids) - 1 and not (session.cached == 0 and key in seen):
                 rows.append((session, self._row(session, session.cached)))
-            seen.add(key)
+            if key is not None:
+                seen.add(key)
         return rows
 
     def to_fork(self) -> list[tuple[Session, Session, Row]]:
@@ -156,9 +159,8 @@ class Scheduler:
         is missing in their own cache, or a running session has the same ids in its cache.
         """
         pending, forks = self._pending(), list[tuple[Session, Session, Row]]()
-        if not pending:
-            return forks
-        sources = {tuple(s.ids): s for s in self.running.values() if s.cached == len(s.ids) - 1}
+        lengths = _lengths_to_share(pending)
+        sources = {tuple(s.ids): s for s in self.running.values() if len(s.ids) in lengths and s.cached == len(s.ids) - 1}
         for session in pending:
             end = len(session.ids) - 1
             source = session if session.cached == end else sources.get(tuple(session.ids)) if session.cached == 0 else None
@@ -271,6 +273,11 @@ class Scheduler:
         self.running.pop(session.id, None)
         if session.slot is not None:
             self.idle[session.id] = session
+
+
+def _lengths_to_share(pending: Sequence[Session]) -> set[int]:
+    """Lengths of the inputs that may take another session's cache: only ids of these lengths are compared. Later turns have none."""
+    return {len(session.ids) for session in pending if session.cached == 0}
 
 
 def group_rows(

@@ -24,13 +24,7 @@ CONFIG = ModelConfig(name="counted", vocab_size=VOCAB, d_model=8, n_layers=1, n_
 ROWS, LENGTH = 4, 24
 
 
-@pytest.fixture(autouse=True)
-def compiled_in_haste():
-    """Programs are counted here, not timed: compile them without most optimisations."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("compiled_in_haste")
 
 
 class Nobody:
