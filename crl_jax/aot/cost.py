@@ -251,7 +251,7 @@ def _read(module: Module, computation: Computation, name: str) -> int | None:
         if name not in user.operands:
             continue
         if user.opcode == "bitcast":
-            part = _read(module, computation, user.name)
+            part = None if user.root else _read(module, computation, user.name)
         elif user.opcode in _SLICERS and user.operands[0] == name:
             part = sum(shape.size for shape in user.shapes)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
@@ -260,13 +260,26 @@ def _read(module: Module, computation: Computation, name: str) -> int | None:
             inside = module.computations.get(user.called("calls") or "", {})
             at = user.operands.index(name)
             inner = next((i.name for i in inside.values() if i.opcode == "parameter" and i.argument == str(at)), None)
-            part = None if inner is None else _read(module, inside, inner)
+            if inner is not None and _only_bitcast(inside, inner):  # what is read of it is read of the fusion's result
+                part = None if user.root else _read(module, computation, user.name)
+            else:
+                part = None if inner is None else _read(module, inside, inner)
         else:
             part = None
         if part is None:
             return None
         total += part
     return total
+
+
+def _only_bitcast(computation: Computation, name: str) -> bool:
+    """Whether the computation returns ``name`` under another shape and does nothing else with it."""
+    found = next((i for i in computation.values() if i.root), None)
+    while found is not None and found.opcode == "bitcast":
+        if found.operands[0] == name:
+            return True
+        found = computation.get(found.operands[0])
+    return False
 
 
 def _written(computation: Computation, output: Instruction | None, shape: Shape) -> int:

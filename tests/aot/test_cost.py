@@ -229,3 +229,31 @@ ENTRY %main (q: bf16[4,16,8]) -> bf16[4,16,8] {
     cost = count(parse_module(text), devices=1)
     assert cost.flops == 2 * 2 * 4 * 8 * 16 * 16 / 2 + 2 * 8 * 4 * 16
     assert cost.opaque_kernels == ["mine"]
+
+
+def test_a_matrix_that_passes_a_fusion_of_bitcasts_is_read_whole_and_its_slice_as_a_slice() -> None:
+    """XLA wraps layout changes in fusions inside fusions; the weights of a decode step come to their product in this way."""
+    text = """HloModule jit_f, is_scheduled=true, num_partitions=1
+
+%flat (r: bf16[8,64]) -> bf16[512] {
+  %r = bf16[8,64]{1,0} parameter(0)
+  ROOT %b = bf16[512]{0} bitcast(%r)
+}
+
+%outer (p: bf16[8,64]) -> bf16[512] {
+  %p = bf16[8,64]{1,0} parameter(0)
+  %f = bf16[512]{0} fusion(%p), kind=kLoop, calls=%flat
+  ROOT %use = USE
+}
+
+ENTRY %main (w: bf16[8,64]) -> bf16[512] {
+  %w = bf16[8,64]{1,0} parameter(0)
+  ROOT %result = RESULT fusion(%w), kind=kLoop, calls=%outer
+}
+"""
+
+    def traffic(use: str, result: str) -> float:
+        return count(parse_module(text.replace("USE", use).replace("RESULT", result)), devices=1).hbm_bytes
+
+    assert traffic("bf16[512]{0:S(1)} negate(%f)", "bf16[512]{0:S(1)}") == 8 * 64 * 2
+    assert traffic("bf16[16]{0:S(1)} slice(%f), slice={[0:16]}", "bf16[16]{0:S(1)}") == 16 * 2
