@@ -42,8 +42,12 @@ class Finish(enum.Enum):
 class SamplingParams:
     """How to sample one completion.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 switch truncation off. ``seed`` belongs to this request alone: the same seed
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch truncation off; ``min_p`` drops every token less likely
+    than that fraction of the likeliest one. ``forbidden_ids`` are never sampled. ``seed`` belongs to this request alone: the same seed
     gives the same tokens whatever else is in the batch. ``constrained`` restricts sampling to the action trie the sampler was built with.
+
+    Sampling ends after an id of ``stop_ids``, or after the token with which the text of the sampled ids first contains one of
+    ``stop_strings``: a token that holds more than the end of the string is kept whole.
     """
 
     max_new_tokens: int
@@ -53,6 +57,9 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
     constrained: bool = False
+    min_p: float = 0.0
+    stop_strings: tuple[str, ...] = ()
+    forbidden_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +67,9 @@ class Completion:
     """Tokens sampled for one request; all tuples have the same length and the stop id, when emitted, is the last entry.
 
     ``logps[i]`` is log softmax(logits / temperature) of ``ids[i]`` (greedy: at temperature 1), over the allowed ids of ``states[i]`` if
-    that is not 0. ``versions[i]`` is the weight version that sampled the token. ``states[i]`` is the constraint state it was sampled in
-    (0 = unconstrained).
+    that is not 0: what a learner can recompute. ``sampling_logps[i]`` is its log-probability in the distribution it was drawn from, after
+    top-k, top-p, min-p and forbidden ids (greedy: 0); empty when a sampler does not know it. ``versions[i]`` is the weight version that
+    sampled the token. ``states[i]`` is the constraint state it was sampled in (0 = unconstrained).
     """
 
     ids: tuple[int, ...]
@@ -69,6 +77,7 @@ class Completion:
     versions: tuple[int, ...]
     states: tuple[int, ...]
     finish: Finish
+    sampling_logps: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
