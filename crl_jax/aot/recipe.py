@@ -206,7 +206,7 @@ def _serving(name: str, role: RoleConfig, model: ModelConfig, replica: Mesh) -> 
     chunk, length, width = engine.chunk_buckets[-1], role.max_length, engine.max_steps
 
     for rows in sorted({engine.row_buckets[0], role.slots}):
-        packed = jax.ShapeDtypeStruct((rows, programs.HEADER + engine.max_stop_ids + chunk), jnp.int32, sharding=whole)
+        packed = jax.ShapeDtypeStruct((rows, programs.row_columns(engine.program) + chunk), jnp.int32, sharding=whole)
         dense = rows == role.slots
         yield Program(
             "prefill",

@@ -62,6 +62,10 @@ class HFTokenizer:
         """The tokens that only a template can put into a sequence: name -> id. Includes ``special``."""
         return self._markers
 
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty for an id without one."""
+        return self._core.id_to_token(token_id) or ""
+
     def encode(self, text: str) -> list[int]:
         return self._core.encode(text, add_special_tokens=False).ids
 

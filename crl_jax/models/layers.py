@@ -110,6 +110,24 @@ def write(
     return keys, old_v.at[rows, :, index].set(v.astype(old_v.dtype), mode="drop")
 
 
+def read_row(cache: KVCache, row: Int[Array, ""], length: int) -> KVCache:
+    """The first ``length`` positions of one row, as a cache of one row."""
+
+    def take(leaves: tuple[Array, ...], axis: int) -> tuple[Array, ...]:
+        return tuple(jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, row, 1, 0), 0, length, axis=axis) for x in leaves)
+
+    return KVCache(take(cache.k, 3), take(cache.v, 2))
+
+
+def write_row(cache: KVCache, row: Int[Array, ""], piece: KVCache) -> KVCache:
+    """``cache`` with ``piece`` (see ``read_row``) at the beginning of one row."""
+
+    def put(x: Array, new: Array) -> Array:
+        return jax.lax.dynamic_update_slice(x, new.astype(x.dtype), (row, 0, 0, 0))
+
+    return KVCache(tuple(map(put, cache.k, piece.k)), tuple(map(put, cache.v, piece.v)))
+
+
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * (scale + offset), in float32, returned in the type of x (arXiv:1910.07467). The factor starts at 1."""
 

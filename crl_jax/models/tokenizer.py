@@ -81,6 +81,10 @@ class ByteLevelBPE:
     def special(self) -> Mapping[str, int]:
         return self._special
 
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it; empty for an id without one."""
+        return self._core.id_to_token(token_id) or ""
+
     def encode(self, text: str) -> list[int]:
         return self._core.encode(text, add_special_tokens=False).ids
 

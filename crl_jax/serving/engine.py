@@ -23,6 +23,8 @@ from crl_jax.models import transformer
 from crl_jax.records import SamplingParams
 from crl_jax.serving import programs
 from crl_jax.serving.constraint import ROOT, UNCONSTRAINED, ActionTrie
+from crl_jax.serving.limits import Limits
+from crl_jax.serving.stop_strings import StopTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Row:
     """Tokens to append to one slot, and how to go on from there. ``start`` tokens of it are in the cache already; ``last`` is the token to
     feed after ``tokens``; ``budget`` 0 means that more input follows, so nothing is sampled.
 
-    ``counter`` is the number of tokens already sampled for this request and ``state`` the constraint state to sample in (0 =
-    unconstrained). Of ``params.seed`` the low 31 bits are used.
+    ``counter`` is the number of tokens already sampled for this request, ``state`` the constraint state to sample in (0 = unconstrained)
+    and ``text`` the state of its stop strings (0 = none). Of ``params.seed`` the low 31 bits are used.
     """
 
     slot: int
@@ -42,13 +44,15 @@ class Row:
     params: SamplingParams
     counter: int = 0
     state: int = UNCONSTRAINED
+    text: int = 0
 
 
 class Emitted(NamedTuple):
-    """What one row sampled in one dispatch; three lists of equal length (possibly empty)."""
+    """What one row sampled in one dispatch; four lists of equal length (possibly empty)."""
 
     ids: list[int]
     logps: list[float]
+    sampling_logps: list[float]
     states: list[int]
 
 
@@ -56,7 +60,7 @@ class Emitted(NamedTuple):
 class Result:
     """A dispatch's output on the device. ``rows[i]`` is the row of ``data`` that belongs to the i-th requested row."""
 
-    data: Any  # int32 [R, 4K+1], see programs.pack_result
+    data: Any  # int32 [R, 5K+1], see programs.pack_result
     rows: tuple[int, ...]
 
     def fetch(self) -> list[Emitted]:
@@ -66,17 +70,19 @@ class Result:
 
 def read_result(data: Int[np.ndarray, "R W"], rows: Sequence[int]) -> list[Emitted]:
     """The tokens of ``rows``, from the layout of ``programs.pack_result``."""
-    k = (data.shape[1] - 1) // 4
-    ids, counts = data[:, :k].tolist(), data[:, k : 2 * k].sum(axis=1).tolist()
-    logps = np.ascontiguousarray(data[:, 2 * k + 1 : 3 * k + 1]).view(np.float32).tolist()
-    states = data[:, 3 * k + 1 :].tolist()
-    return [Emitted(ids[r][: counts[r]], logps[r][: counts[r]], states[r][: counts[r]]) for r in rows]
+    k = data.shape[1] // programs.PER_TOKEN
+    counts = data[:, k : 2 * k].sum(axis=1).tolist()
+    ids, states = data[:, :k].tolist(), data[:, -k:].tolist()
+    logps, sampling_logps = (np.ascontiguousarray(data[:, i : i + k]).view(np.float32).tolist() for i in (2 * k + 1, 3 * k + 1))
+    return [Emitted(*(column[r][: counts[r]] for column in (ids, logps, sampling_logps, states))) for r in rows]
 
 
 class SlotEngine:
     """``max_slots`` sequences of up to ``max_length`` tokens each.
 
-    ``max_steps`` is the most tokens per slot in one ``generate`` dispatch; ``cache_dtype`` the type of the cached keys and values. With a
+    ``max_steps`` is the most tokens per slot in one ``generate`` dispatch; ``prefill_tokens`` the tokens of input, padding counted, that
+    are computed between two of them (None: one full dispatch); ``cache_dtype`` the type of the cached keys and values. ``pieces``, the
+    bytes of each token (``models.pieces``), make stop strings possible, with ``stop_states`` states for all those in use at a time. With a
     mesh the cache is split over its ``tensor`` axis by kv heads (replicated when there is no such axis); the parameters are used as they
     are placed.
     """
@@ -92,6 +98,10 @@ class SlotEngine:
         chunk_buckets: Sequence[int] = (4, 12, 24, 48, 96, 192),
         max_steps: int = 8,
         max_stop_ids: int = 4,
+        max_forbidden_ids: int = 8,
+        pieces: Sequence[bytes] | None = None,
+        stop_states: int = 64,
+        prefill_tokens: int | None = None,
         mesh: Mesh | None = None,
         cache_dtype: Any = jnp.float32,
     ) -> None:
@@ -106,13 +116,33 @@ class SlotEngine:
         self.row_buckets = (*sorted(b for b in row_buckets if b < max_slots), max_slots)
         self.chunk_buckets = tuple(sorted({min(c, max_length) for c in chunk_buckets}))
         self._mesh = mesh
-        self._program = programs.Program(config, _cache_sharding(config, mesh), max_stop_ids, cache_dtype)
-        self._tables = None if trie is None else programs.Tables(jnp.asarray(trie.allowed), jnp.asarray(trie.next_state))
+        self.prefill_tokens = prefill_tokens or self.row_buckets[-1] * self.chunk_buckets[-1]
+        self.stops = None if pieces is None else StopTable(_for_rows(pieces, config.vocab_size), stop_states)
+        self._program = programs.Program(config, _cache_sharding(config, mesh), max_stop_ids, max_forbidden_ids, cache_dtype)
+        trie_tables = () if trie is None else (jnp.asarray(trie.allowed), jnp.asarray(trie.next_state))
+        self._tables = programs.Tables(*trie_tables)
+        self._stops_version = -1
 
     @property
     def program(self) -> programs.Program:
         """What is static in the engine's compiled programs."""
         return self._program
+
+    def limits(self, host_bytes: int = 0) -> Limits:
+        """What the scheduler must know, with ``host_bytes`` of room for cache rows on the host."""
+        c, itemsize = self.config, jnp.dtype(self._program.cache_dtype).itemsize
+        per_token = 2 * c.n_layers * c.n_kv_heads * c.head_dim * itemsize
+        return Limits(
+            self.max_slots,
+            self.max_length,
+            self.max_stop_ids,
+            c.vocab_size,
+            self._program.max_forbidden_ids,
+            self.row_buckets,
+            self.chunk_buckets,
+            self.prefill_tokens,
+            host_tokens=host_bytes // per_token,
+        )
 
     def init_decode_state(self) -> programs.DecodeState:
         """A state with empty slots."""
@@ -124,14 +154,24 @@ class SlotEngine:
         return programs.extend(self._program, params, decode_state, packed, packed.shape[0] == self.max_slots)
 
     def fork(self, decode_state: programs.DecodeState, sources: Sequence[int], rows: Sequence[Row]) -> programs.DecodeState:
-        """Gives each row's slot the first ``start`` cached tokens of its source slot, which may be itself. Rows have no tokens.
-
-        No slot may be both a source and another row's slot. Donates ``decode_state``.
+        """Gives each row's slot the first ``start`` cached tokens of its source slot, which may be itself. Rows have no tokens. Donates
+        ``decode_state``.
         """
         packed, order = self.pack(rows, 0)
         source = np.zeros(packed.shape[0], np.int32)
         source[list(order)] = list(sources)
         return programs.fork(self._program, decode_state, source, packed)
+
+    def save(self, decode_state: programs.DecodeState, slot: int, n: int) -> transformer.KVCache:
+        """A copy of the first ``n`` cached tokens of ``slot`` (padded to a power of two), on its way to the host: see ``host_row``."""
+        length = min(self.max_length, 1 << (n - 1).bit_length())
+        row = programs.save(decode_state, np.int32(slot), length)
+        jax.tree.map(lambda x: x.copy_to_host_async(), row)
+        return row
+
+    def load(self, decode_state: programs.DecodeState, slot: int, row: transformer.KVCache) -> programs.DecodeState:
+        """The state with ``row`` (of ``save``) in the cache of ``slot``. Donates ``decode_state``."""
+        return programs.load(self._program, decode_state, np.int32(slot), row)
 
     def generate(
         self, params: Any, decode_state: programs.DecodeState, slots: Sequence[int] | None = None, steps: int = 1
@@ -146,6 +186,9 @@ class SlotEngine:
         index = np.full(size, self.max_slots, np.int32)
         index[list(order)] = list(wanted)
         width = 1 if slots is None and steps == 1 else self.max_steps
+        if self.stops is not None and self._stops_version != self.stops.version:
+            self._tables = self._tables._replace(text=jnp.asarray(self.stops.table))
+            self._stops_version = self.stops.version
         state, data = programs.generate(self._program, params, decode_state, self._tables, index, np.int32(steps), width, dense)
         return state, self._result(data, order)
 
@@ -153,18 +196,20 @@ class SlotEngine:
         """The padded int32 batch of ``rows`` (columns of ``programs.unpack_rows``), ``chunk`` tokens wide, and where each row went."""
         size = bucket(len(rows), self.row_buckets)
         order = tuple(r.slot for r in rows) if size == self.max_slots else tuple(range(len(rows)))
-        stops = programs.HEADER
-        packed = np.zeros((size, stops + self.max_stop_ids + chunk), np.int32)
+        stops, forbidden = programs.HEADER, programs.HEADER + self.max_stop_ids
+        begin = programs.row_columns(self._program)
+        packed = np.zeros((size, begin + chunk), np.int32)
         packed[:, 0] = self.max_slots
-        packed[:, stops : stops + self.max_stop_ids] = -1
+        packed[:, stops:begin] = -1
         floats = packed.view(np.float32)
         for at, row in zip(order, rows, strict=True):
             p, n = row.params, len(row.tokens)
-            packed[at, :8] = (row.slot, row.start, n, row.budget, row.counter, row.state, p.seed & 0x7FFFFFFF, p.top_k)
-            floats[at, 8:10] = (p.temperature, p.top_p)
-            packed[at, 10] = row.last
+            packed[at, :9] = (row.slot, row.start, n, row.budget, row.counter, row.state, row.text, p.seed & 0x7FFFFFFF, p.top_k)
+            floats[at, 9:12] = (p.temperature, p.top_p, p.min_p)
+            packed[at, 12] = row.last
             packed[at, stops : stops + len(p.stop_ids)] = p.stop_ids
-            packed[at, stops + self.max_stop_ids : stops + self.max_stop_ids + n] = row.tokens
+            packed[at, forbidden : forbidden + len(p.forbidden_ids)] = p.forbidden_ids
+            packed[at, begin : begin + n] = row.tokens
         return packed, order
 
     def first_state(self, params: SamplingParams) -> int:
@@ -182,6 +227,18 @@ def bucket(size: int, buckets: Sequence[int]) -> int:
     if at == len(buckets):
         raise ValueError(f"{size} is larger than the largest bucket {buckets[-1]}")
     return buckets[at]
+
+
+def host_row(row: transformer.KVCache) -> transformer.KVCache:
+    """``row`` (of ``save``) in the host's memory; waits for the copy."""
+    return jax.tree.map(np.asarray, row)
+
+
+def _for_rows(pieces: Sequence[bytes], vocab_size: int) -> list[bytes]:
+    """``pieces`` for every row of the model's table, which may be longer than the tokenizer's. Raises ValueError when it is shorter."""
+    if len(pieces) > vocab_size:
+        raise ValueError(f"{len(pieces)} pieces for a model of {vocab_size} tokens: this tokenizer belongs to another model")
+    return [*pieces, *[b""] * (vocab_size - len(pieces))]
 
 
 def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None) -> NamedSharding | None:

@@ -34,7 +34,7 @@ _PREFILL_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32
 
 @struct.dataclass
 class SampledTokens(engine_api.ResultTokens):  # type: ignore[misc]
-    """``ResultTokens`` with more columns: bits of the float32 log-probs, then the constraint states, one of each per token.
+    """``ResultTokens`` with more columns: bits of the two float32 log-probs, then the constraint states, one of each per token.
 
     The tokens of a slot in one dispatch take the place of JetStream's speculative tokens: the valid ones come first. ``rows`` are the
     requested rows.
@@ -148,14 +148,15 @@ class JetStreamEngine(SlotEngine, engine_api.Engine):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------------ mapping
 
     def _result(self, data: jax.Array, order: tuple[int, ...]) -> SampledTokens:
-        k = (data.shape[1] - 1) // 4
+        k = data.shape[1] // programs.PER_TOKEN
         return SampledTokens(data, (0, k), (k, 2 * k), (2 * k, 2 * k + 1), 1, order)
 
     def _append(self, params: Any, prefix: programs.DecodeState, tokens: list[int], start: int) -> programs.DecodeState:
         """Writes tokens into the single slot of ``prefix``."""
-        packed = np.zeros((1, programs.HEADER + self.max_stop_ids + bucket(len(tokens), self.chunk_buckets)), np.int32)
+        begin = programs.row_columns(self._program)
+        packed = np.zeros((1, begin + bucket(len(tokens), self.chunk_buckets)), np.int32)
         packed[0, 1:3] = start, len(tokens)
-        packed[0, programs.HEADER + self.max_stop_ids :][: len(tokens)] = tokens
+        packed[0, begin : begin + len(tokens)] = tokens
         return programs.extend(self._program, params, prefix, packed, True)
 
     def _ready(self, length: int, last: int, room: int) -> programs.SlotFields:
@@ -163,4 +164,4 @@ class JetStreamEngine(SlotEngine, engine_api.Engine):  # type: ignore[misc]
         budget = min(self.defaults.max_new_tokens, room)
         row = Row(0, length, [], last, budget, self.defaults, state=self.first_state(self.defaults))
         packed, order = self.pack([row], 0)
-        return programs.unpack_rows(jax.numpy.asarray(packed[order[0]][None]), self.max_stop_ids)[2]
+        return programs.unpack_rows(self._program, jax.numpy.asarray(packed[order[0]][None]))[2]

@@ -25,6 +25,20 @@ from crl_jax.serving.turn import EngineTurn
 __all__ = ["EngineSampler", "PromptTooLong", "Sampler", "SamplerClosed"]
 
 
+_COUNTS = (
+    "prefilled_tokens",
+    "decoded_tokens",
+    "recomputed_tokens",
+    "shared_tokens",
+    "restored_tokens",
+    "offloads",
+    "evictions",
+    "swaps",
+    "cancelled",
+    "refused",
+)
+
+
 class SamplerClosed(RuntimeError):
     """The sampler was closed while, or before, the request ran."""
 
@@ -75,6 +89,7 @@ class Sampler(Protocol):
 class EngineSampler:
     """A ``Sampler`` over a ``SlotEngine`` (or the same engine behind JetStream's interface).
 
+    ``host_bytes`` is the memory for keys and values of idle sessions whose slot another one needs; what does not fit is recomputed.
     ``gather_s``: an idle engine that gets a request waits this long after each arrival for more (at most ``gather_limit`` times), so
     that a burst becomes one dispatch; it does not wait when every open session has a request. ``request_timeout_s`` bounds one generate
     call. ``clock`` gives seconds and is used for measuring only.
@@ -88,6 +103,7 @@ class EngineSampler:
         version: int = 0,
         gather_s: float = 0.001,
         gather_limit: int = 5,
+        host_bytes: int = 2**28,
         request_timeout_s: float = 600.0,
         close_timeout_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -103,7 +119,7 @@ class EngineSampler:
         self._open: set[str] = set()
         self._max_slots = engine.max_slots
         self._inbox = Inbox()
-        self._scheduler = Scheduler(engine.max_slots, engine.max_length, engine.max_stop_ids, engine.trie)
+        self._scheduler = Scheduler(engine.limits(host_bytes), engine.trie, engine.stops)
         self._turn = EngineTurn(engine, self._scheduler, params, version, clock)
         self._thread = threading.Thread(target=self._run, name="sampler-engine", daemon=True)
         self._thread.start()
@@ -151,8 +167,7 @@ class EngineSampler:
         self.version = version
 
     def stats(self) -> dict[str, int | float]:
-        names = ("prefilled_tokens", "decoded_tokens", "recomputed_tokens", "shared_tokens", "swaps", "evictions", "cancelled", "refused")
-        counts = {name: self._scheduler.counts[name] for name in names}
+        counts = {name: self._scheduler.counts[name] for name in _COUNTS}
         return counts | self._turn.stats() | {"undelivered": self._inbox.undelivered}
 
     async def aclose(self) -> None:

@@ -1,9 +1,9 @@
 """Which session gets a slot, what to compute next, and when a request is finished: host bookkeeping only, no JAX and no threads.
 
-Owns: sessions (their token ids, how many of them are in the cache), requests, the slots, and the counters.
-Promises: requests are admitted first come first served; a slot is free or belongs to exactly one session; after ``swap`` no token is
-computed from keys of older weights; every request ends exactly once, in ``done``. Cancel and close are idempotent (unknown and finished
-ids are no-ops).
+Owns: sessions (their token ids, how many of them are in the cache), requests, and the counters.
+Promises: requests are admitted first come first served; a slot is free or belongs to exactly one session; a beginning that sessions share
+is computed once while a slot holds it; after ``swap`` no token is computed from keys of older weights; every request ends exactly once,
+in ``done``. Cancel and close are idempotent (unknown and finished ids are no-ops).
 Limits: prompt + new <= max_length exactly. A prompt that leaves no room for one token is refused with PromptTooLong; a larger
 ``max_new_tokens`` is clipped to the room and the completion then finishes with LENGTH.
 """
@@ -11,18 +11,17 @@ Limits: prompt + new <= max_length exactly. A prompt that leaves no room for one
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from crl_jax.records import Completion, Finish, SamplingParams
 from crl_jax.serving.constraint import COMPLETE, ROOT, UNCONSTRAINED, ActionTrie
-from crl_jax.serving.engine import Emitted, Row, bucket
-
-MIN_TEMPERATURE = 1e-6  # below it, logits divided by the temperature leave the range of float32
-_INT32 = 2**31  # what the compiled programs hold
+from crl_jax.serving.engine import Emitted, Row
+from crl_jax.serving.limits import Limits, check_params
+from crl_jax.serving.prefill import padded_tokens
+from crl_jax.serving.slots import Place, Slots, common
+from crl_jax.serving.stop_strings import NONE, REACHED, StopTable
 
 
 class PromptTooLong(ValueError):
@@ -38,50 +37,70 @@ class Request:
     start: int
     end: int
     limit: int  # tokens it may sample
-    state: int
+    state: int  # of the constraint
+    text: int  # of the stop strings
     submitted_s: float
     decoding: bool = False  # its input is in the cache and its next token comes from generate
     ids: list[int] = dataclasses.field(default_factory=list)
     logps: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
     states: list[int] = dataclasses.field(default_factory=list)
+    sampling_logps: list[float] = dataclasses.field(default_factory=list)
 
     def completion(self, finish: Finish) -> Completion:
         """What was sampled so far, as the caller gets it."""
-        return Completion(tuple(self.ids), tuple(self.logps), tuple(self.versions), tuple(self.states), finish)
+        ids, logps, versions, states = tuple(self.ids), tuple(self.logps), tuple(self.versions), tuple(self.states)
+        return Completion(ids, logps, versions, states, finish, tuple(self.sampling_logps))
 
 
-@dataclasses.dataclass(eq=False)
-class Session:
-    """``cached`` ids are in the cache of ``slot``; ``computed`` is the most that ever were (recomputed tokens are counted against it)."""
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Session(Place):
+    """``computed`` is the most of its ids that ever were in a cache (recomputed tokens are counted against it)."""
 
     id: str
     ids: list[int] = dataclasses.field(default_factory=list)
-    cached: int = 0
     computed: int = 0
-    slot: int | None = None
     request: Request | None = None
+
+    @property
+    def end(self) -> int:
+        """How many ids the cache must hold before sampling: all but the last, which ``generate`` feeds."""
+        return len(self.ids) - 1
+
+
+class Fork(NamedTuple):
+    """``session`` takes the first ``row.start`` positions of ``source``, which is its own slot when it has all it needs."""
+
+    session: Session
+    source: int
+    row: Row
+
+
+class Plan(NamedTuple):
+    """What to dispatch next, the forks first."""
+
+    forks: list[Fork]
+    extends: list[tuple[Session, Row]]
 
 
 class Scheduler:
     """``done`` collects (handle, Completion or exception) for the caller to take; ``counts`` only grows."""
 
-    def __init__(self, max_slots: int, max_length: int, max_stop_ids: int, trie: ActionTrie | None) -> None:
-        self.max_length = max_length
-        self.max_stop_ids = max_stop_ids
+    def __init__(self, limits: Limits, trie: ActionTrie | None = None, stops: StopTable | None = None) -> None:
+        self.limits = limits
         self.trie = trie
+        self.stops = stops
+        self.counts: Counter[str] = Counter()
+        self.slots = Slots(limits.max_slots, limits.host_tokens, self.counts)
         self.sessions: dict[str, Session] = {}
-        self.free = list(range(max_slots))[::-1]
-        self.idle: OrderedDict[str, Session] = OrderedDict()  # sessions with a slot and no request, longest idle first
         self.waiting: OrderedDict[str, Session] = OrderedDict()  # requests without a slot, first come first
         self.running: OrderedDict[str, Session] = OrderedDict()  # requests with a slot
         self.done: list[tuple[Any, Completion | Exception]] = []
-        self.counts: Counter[str] = Counter()
         self.queue_wait_s = 0.0
 
     def open(self, session_id: str) -> None:
         """A new session; it takes a slot with its first request."""
-        self.sessions[session_id] = Session(session_id)
+        self.sessions[session_id] = Session(id=session_id)
 
     def submit(self, session_id: str, handle: Any, new_ids: Sequence[int], params: SamplingParams, now_s: float) -> None:
         """Queues one request, or puts the reason why not in ``done``; a refused request leaves the session as it was, and hurts no other,
@@ -96,9 +115,9 @@ class Scheduler:
             self.done.append((handle, error))
             return
         session.ids.extend(new_ids)
-        session.cached = min(session.cached, len(session.ids) - 1)  # generate feeds the last id: what is sampled comes from it
+        session.cached = min(session.cached, session.end)
         session.request = request
-        self.idle.pop(session_id, None)
+        self.slots.idle.pop(session_id, None)
         self.waiting[session_id] = session
 
     def cancel(self, session_id: str, handle: Any = None) -> None:
@@ -113,72 +132,67 @@ class Scheduler:
         self.cancel(session_id)
         session = self.sessions.pop(session_id, None)
         if session is not None:
-            self.idle.pop(session_id, None)
-            if session.slot is not None:
-                self.free.append(session.slot)
+            self.slots.give_back(session_id, session, session.ids)
 
     def swap(self) -> None:
         """New weights: no key in the cache is valid any more; running requests start over from their ids, keeping what they sampled."""
         self.counts["swaps"] += 1
-        for session in self.sessions.values():
-            session.cached = 0
-            if session.request is not None:
-                session.request.decoding = False
+        self.slots.swap(list(self.sessions.values()))
+        for session in self.running.values():
+            assert session.request is not None
+            session.request.decoding = False
 
     def admit(self, now_s: float) -> None:
-        """Gives slots to waiting requests: their own, a free one, or that of the session that has been idle longest (which will be
-        recomputed).
-        """
+        """Gives slots to waiting requests (``Slots.take``). What that takes to be copied is in ``slots.moves`` afterwards."""
         for session_id, session in list(self.waiting.items()):
-            if session.slot is None and not self._take_slot(session):
-                continue
+            if session.slot is None:
+                if not self.slots.take(session_id, session, session.ids[:-1], self.limits.min_shared):
+                    continue
+                session.cached = min(session.cached, session.end)
+                session.computed = max(session.computed, session.cached)
             request = session.request
             assert request is not None
             self.queue_wait_s += now_s - request.submitted_s
             del self.waiting[session_id]
             self.running[session_id] = session
 
-    def to_extend(self) -> list[tuple[Session, Row]]:
-        """The rows of running requests whose input, but for its last id, is not all in the cache.
+    def plan(self) -> Plan:
+        """What the running requests need before they can sample.
 
-        Of sessions that start with the same ids one is computed; the others are forked from it once it is in the cache (``to_fork``).
+        Sessions whose inputs begin alike are computed one after the other, in sorted order, if that costs less: a neighbour in that order
+        has the longest common beginning. The first computes it; the others wait (this plan does not name them) and then fork it.
         """
-        rows, seen = [], set[tuple[int, ...]]()
-        pending = sorted(self._pending(), key=lambda s: -s.cached)
-        lengths = _lengths_to_share(pending)
-        for session in pending:
-            key = tuple(session.ids) if len(session.ids) in lengths else None
-            if session.cached < len(session.ids) - 1 and not (session.cached == 0 and key in seen):
-                rows.append((session, self._row(session, session.cached)))
-            if key is not None:
-                seen.add(key)
-        return rows
-
-    def to_fork(self) -> list[tuple[Session, Session, Row]]:
-        """(session, the session whose cache it takes, its row) for requests that can sample without computing more: nothing but the last id
-        is missing in their own cache, or a running session has the same ids in its cache.
-        """
-        pending, forks = self._pending(), list[tuple[Session, Session, Row]]()
-        lengths = _lengths_to_share(pending)
-        sources = {tuple(s.ids): s for s in self.running.values() if len(s.ids) in lengths and s.cached == len(s.ids) - 1}
-        for session in pending:
-            end = len(session.ids) - 1
-            source = session if session.cached == end else sources.get(tuple(session.ids)) if session.cached == 0 else None
-            if source is not None:
-                forks.append((session, source, self._row(session, end)))
-        return forks
+        pending = [s for s in self.running.values() if s.request is not None and not s.request.decoding]
+        forks = [self._fork(s, s.slot, s.end) for s in pending if s.cached == s.end]
+        extends = [s for s in pending if s.cached < s.end and not s.fresh]
+        late: list[tuple[Session, int]] = []  # and how much of it will be shared
+        before: Session | None = None
+        for session in sorted((s for s in pending if s.cached < s.end and s.fresh), key=lambda s: s.ids):
+            source, now, later = self._shared(session, before)
+            if later - max(now, session.cached) >= self.limits.min_shared:
+                late.append((session, later))
+            elif now - session.cached >= self.limits.min_shared:
+                forks.append(self._fork(session, source, now))
+            else:
+                extends.append(session)
+            before = session
+        left = [s.end - s.cached for s in extends]
+        apart = padded_tokens([*left, *(s.end - s.cached for s, _ in late)], self.limits)
+        if late and padded_tokens(left, self.limits) + padded_tokens([s.end - n for s, n in late], self.limits) >= apart:
+            extends += [s for s, _ in late]
+        return Plan(forks, [(s, self._row(s, s.cached)) for s in extends])
 
     def note_extended(self, session: Session, n: int) -> None:
         """``n`` more ids of the session were dispatched into the cache. Call before the tokens sampled from them are noted."""
         self._note_cached(session, session.cached + n)
 
-    def note_forked(self, session: Session, source: Session) -> None:
-        """The session took the cache of ``source``: its own, or one with the same ids."""
-        end = len(session.ids) - 1
-        if source is not session:
-            self.counts["shared_tokens"] += end
-            session.cached, session.computed = end, max(session.computed, end)
-        self._note_cached(session, end)
+    def note_forked(self, fork: Fork) -> None:
+        """The fork was dispatched."""
+        session, n = fork.session, fork.row.start
+        if fork.source != session.slot:
+            self.counts["shared_tokens"] += n - session.cached
+            session.cached, session.computed = n, max(session.computed, n)
+        self._note_cached(session, n)
 
     def note_sampled(self, session: Session, request: Request, emitted: Emitted, version: int) -> None:
         """Tokens came back; each step first put the token before it into the cache."""
@@ -189,18 +203,34 @@ class Scheduler:
         session.computed = max(session.computed, session.cached)
         request.ids.extend(emitted.ids)
         request.logps.extend(emitted.logps)
+        request.sampling_logps.extend(emitted.sampling_logps)
         request.states.extend(emitted.states)
         request.versions.extend([version] * len(emitted.ids))
         self.counts["decoded_tokens"] += len(emitted.ids)
         if request.state != UNCONSTRAINED and self.trie is not None:
             request.state = self.trie.advance(emitted.states[-1], emitted.ids[-1])
-        if request.state == COMPLETE or emitted.ids[-1] in request.params.stop_ids:
+        if request.text != NONE and self.stops is not None:
+            for token in emitted.ids:
+                request.text = self.stops.advance(request.text, token)
+        if request.state == COMPLETE or request.text == REACHED or emitted.ids[-1] in request.params.stop_ids:
             self._finish(session, Finish.STOP)
         elif len(request.ids) == request.limit:
             self._finish(session, Finish.LENGTH)
 
-    def _pending(self) -> list[Session]:
-        return [s for s in self.running.values() if s.request is not None and not s.request.decoding]
+    def _shared(self, session: Session, before: Session | None) -> tuple[int | None, int, int]:
+        """(slot, how much of the session's input it holds now, how much ``before`` will hold once its own input is computed)."""
+        source, now = self.slots.longest(session.ids[:-1])
+        if before is None:
+            return source, now, 0
+        later = min(common(before.ids, session.ids), session.end)
+        if min(later, before.cached) > now:
+            source, now = before.slot, min(later, before.cached)
+        return source, now, min(later, before.end)
+
+    def _fork(self, session: Session, source: int | None, n: int) -> Fork:
+        assert source is not None
+        row = self._row(session, n)
+        return Fork(session, source, row if n == session.end else dataclasses.replace(row, tokens=(), budget=0))
 
     def _row(self, session: Session, start: int) -> Row:
         """What is left to write after the first ``start`` ids; the last id is fed by ``generate``."""
@@ -208,13 +238,17 @@ class Scheduler:
         assert request is not None
         assert session.slot is not None
         *tokens, last = session.ids[start:]
-        return Row(session.slot, start, tokens, last, request.limit - len(request.ids), request.params, len(request.ids), request.state)
+        sampled = len(request.ids)
+        return Row(session.slot, start, tokens, last, request.limit - sampled, request.params, sampled, request.state, request.text)
 
     def _note_cached(self, session: Session, high: int) -> None:
         """The first ``high`` ids are in the cache. The last id, which ``generate`` feeds, is counted with those before it."""
         request = session.request
         assert request is not None
-        request.decoding = high == len(session.ids) - 1
+        request.decoding = high == session.end
+        if request.decoding and session.slot is not None:
+            session.fresh = False
+            self.slots.remember(session.slot, session.ids[:high])
         low, counted = session.cached, high + request.decoding
         fresh = max(low, session.computed)
         self.counts["recomputed_tokens"] += min(counted, fresh) - low
@@ -226,6 +260,7 @@ class Scheduler:
         for session in self.sessions.values():
             if session.request is not None:
                 self.done.append((session.request.handle, error))
+                self._release(session.request)
                 session.request = None
         self.waiting.clear()
         self.running.clear()
@@ -236,65 +271,24 @@ class Scheduler:
             raise ValueError(f"session {session.id!r} already has a request in flight: await or cancel it first")
         if end == 0:
             raise ValueError("an empty prompt has nothing to sample from: give at least one id")
-        warm = params.temperature == 0 or MIN_TEMPERATURE <= params.temperature < math.inf
-        if params.max_new_tokens < 1 or not warm or not 0 < params.top_p <= 1 or not 0 <= params.top_k < _INT32:
-            ranges = f"max_new_tokens >= 1, temperature 0 (greedy) or >= {MIN_TEMPERATURE:g}, 0 < top_p <= 1, 0 <= top_k < 2^31"
-            raise ValueError(f"out of range ({ranges}): {params}")
-        if not all(isinstance(i, numbers.Integral) for i in (params.max_new_tokens, params.top_k, params.seed, *params.stop_ids)):
-            raise ValueError(f"max_new_tokens, top_k, seed and stop_ids must be whole numbers: {params}")
-        if not all(0 <= i < _INT32 for i in params.stop_ids):
-            raise ValueError(f"stop ids {params.stop_ids} are no token ids")
-        if len(params.stop_ids) > self.max_stop_ids:
-            raise ValueError(f"{len(params.stop_ids)} stop ids, but the engine was built with max_stop_ids={self.max_stop_ids}")
-        if params.constrained and self.trie is None:
-            raise ValueError("constrained sampling needs a sampler built with an action trie")
-        if end >= self.max_length:
-            raise PromptTooLong(f"{end} ids leave no room for a token within max_length={self.max_length}")
-        limit = min(params.max_new_tokens, self.max_length - end)
-        return Request(handle, params, start, end, limit, ROOT if params.constrained else UNCONSTRAINED, now_s)
+        check_params(params, self.limits, constrainable=self.trie is not None, stoppable=self.stops is not None)
+        if end >= self.limits.max_length:
+            raise PromptTooLong(f"{end} ids leave no room for a token within max_length={self.limits.max_length}")
+        limit = min(params.max_new_tokens, self.limits.max_length - end)
+        text = self.stops.start(params.stop_strings) if self.stops is not None else NONE  # paid back by ``_release``
+        return Request(handle, params, start, end, limit, ROOT if params.constrained else UNCONSTRAINED, text, now_s)
 
-    def _take_slot(self, session: Session) -> bool:
-        if self.free:
-            session.slot = self.free.pop()
-            return True
-        if not self.idle:
-            return False
-        _, victim = self.idle.popitem(last=False)
-        self.counts["evictions"] += 1
-        session.slot, victim.slot, victim.cached = victim.slot, None, 0
-        return True
+    def _release(self, request: Request) -> None:
+        if self.stops is not None:
+            self.stops.release(request.params.stop_strings)
 
     def _finish(self, session: Session, finish: Finish) -> None:
         request = session.request
         assert request is not None
         self.done.append((request.handle, request.completion(finish)))
+        self._release(request)
         session.request = None
         self.waiting.pop(session.id, None)
         self.running.pop(session.id, None)
         if session.slot is not None:
-            self.idle[session.id] = session
-
-
-def _lengths_to_share(pending: Sequence[Session]) -> set[int]:
-    """Lengths of the inputs that may take another session's cache: only ids of these lengths are compared. Later turns have none."""
-    return {len(session.ids) for session in pending if session.cached == 0}
-
-
-def group_rows(
-    rows: list[tuple[Session, Row]], row_buckets: Sequence[int], chunk_buckets: Sequence[int]
-) -> list[list[tuple[Session, Row]]]:
-    """Batches for ``extend``: longest first, rows of one chunk bucket together; padding rows of a batch are filled with shorter ones.
-
-    A row longer than the largest chunk is cut to it with budget 0 (its rest comes in a later round).
-    """
-    longest = chunk_buckets[-1]
-    cut = [(s, r if len(r.tokens) <= longest else dataclasses.replace(r, tokens=r.tokens[:longest], budget=0)) for s, r in rows]
-    cut.sort(key=lambda item: -len(item[1].tokens))
-    groups = []
-    while cut:
-        chunk = bucket(len(cut[0][1].tokens), chunk_buckets)
-        same = sum(1 for _, r in cut if bucket(len(r.tokens), chunk_buckets) == chunk)
-        size = bucket(min(same, row_buckets[-1]), row_buckets)
-        groups.append(cut[:size])
-        cut = cut[size:]
-    return groups
+            self.slots.idle[session.id] = session

@@ -1,4 +1,4 @@
-"""One turn of the engine thread: admit, extend what is pending, copy what another session has, generate for what is ready.
+"""One turn of the engine thread: admit, copy and compute what inputs need, generate for what is ready.
 
 Owns: the decode state and the weights in use. Promises: one version of the weights per turn; the dispatches of a turn are queued before
 the first result is waited for. Does not: know threads or futures.
@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from crl_jax.errors import UserError
-from crl_jax.serving.engine import Emitted, SlotEngine
-from crl_jax.serving.scheduler import Scheduler, group_rows
+from crl_jax.serving.engine import Emitted, Row, SlotEngine, bucket, host_row
+from crl_jax.serving.prefill import group_rows
+from crl_jax.serving.scheduler import Fork, Scheduler, Session
+from crl_jax.serving.slots import HostRow
 
 
 class WeightsDiverged(UserError, FloatingPointError):
@@ -31,6 +33,7 @@ class EngineTurn:
         self._state = engine.init_decode_state()
         self._busy_s = 0.0
         self._dispatches = {"extend_dispatches": 0, "generate_dispatches": 0, "fork_dispatches": 0}
+        self._leaving: list[HostRow] = []  # rows on their way to the host
 
     def swap(self, params: Any, version: int) -> None:
         """Uses ``params`` (by reference) from the next dispatch on."""
@@ -44,9 +47,10 @@ class EngineTurn:
         self._scheduler.admit(start_s)
         if not self._scheduler.running:
             return
-        self._extend()
-        self._fork()
+        self._move()
+        self._prefill()
         self._generate()
+        self._settle()
         self._busy_s += self._clock() - start_s
 
     def stats(self) -> dict[str, int | float]:
@@ -57,28 +61,56 @@ class EngineTurn:
             "dispatches": sum(self._dispatches.values()),
             "busy_s": self._busy_s,
             "queue_wait_s": scheduler.queue_wait_s,
-            "free_slots": len(scheduler.free),
+            "free_slots": len(scheduler.slots.free),
             "open_sessions": len(scheduler.sessions),
         }
 
-    def _extend(self) -> None:
-        """Dispatches every pending input, grouped by size."""
-        for group in group_rows(self._scheduler.to_extend(), self._engine.row_buckets, self._engine.chunk_buckets):
-            self._state = self._engine.extend(self._params, self._state, [row for _, row in group])
-            self._dispatches["extend_dispatches"] += 1
-            for session, row in group:
-                self._scheduler.note_extended(session, len(row.tokens))
+    def _move(self) -> None:
+        """Rows of sessions that lost their slot to the host, and of those that got one back from it."""
+        for slot, row, load in self._scheduler.slots.moves:
+            if load:
+                self._state = self._engine.load(self._state, slot, row.data)
+            elif not row.dropped:
+                row.data = self._engine.save(self._state, slot, row.n)
+                self._leaving.append(row)
+        self._scheduler.slots.moves.clear()
 
-    def _fork(self) -> None:
-        """Dispatches one copy for all requests whose input some cache holds already."""
-        forks = self._scheduler.to_fork()
+    def _settle(self) -> None:
+        """Lets go of device copies of rows that are on the host by now."""
+        for row in self._leaving:
+            row.data = host_row(row.data)
+        self._leaving.clear()
+
+    def _prefill(self) -> None:
+        """Dispatches inputs, grouped by size, until all are in the cache or the engine's share of a turn is used up."""
+        left = self._engine.prefill_tokens
+        while left > 0:
+            forks, extends = self._scheduler.plan()
+            if not forks and not extends:
+                return
+            self._fork(forks)
+            for group in group_rows(extends, self._engine.row_buckets, self._engine.chunk_buckets):
+                if left <= 0:
+                    return
+                left -= self._extend(group)
+
+    def _extend(self, group: list[tuple[Session, Row]]) -> int:
+        """Dispatches some inputs; returns how many tokens were computed, padding counted."""
+        rows = [row for _, row in group]
+        self._state = self._engine.extend(self._params, self._state, rows)
+        self._dispatches["extend_dispatches"] += 1
+        for session, row in group:
+            self._scheduler.note_extended(session, len(row.tokens))
+        return bucket(len(rows), self._engine.row_buckets) * bucket(max(len(r.tokens) for r in rows), self._engine.chunk_buckets)
+
+    def _fork(self, forks: list[Fork]) -> None:
+        """Dispatches one copy for all requests that find a part of their input in a cache."""
         if not forks:
             return
-        sources = [source.slot for _, source, _ in forks if source.slot is not None]
-        self._state = self._engine.fork(self._state, sources, [row for _, _, row in forks])
+        self._state = self._engine.fork(self._state, [fork.source for fork in forks], [fork.row for fork in forks])
         self._dispatches["fork_dispatches"] += 1
-        for session, source, _ in forks:
-            self._scheduler.note_forked(session, source)
+        for fork in forks:
+            self._scheduler.note_forked(fork)
 
     def _generate(self) -> None:
         """Some steps for every request whose input is in the cache, and what they gave."""

@@ -291,7 +291,8 @@ def test_S06_S08_seeds_reproduce_whatever_is_in_the_batch(make):
     assert [c.ids for c in group] == [c.ids for c in again]
 
 
-def test_V09_many_short_conversations_over_few_slots_all_finish(make):
+@pytest.mark.parametrize("host_bytes", [2**20, 0])
+def test_V09_many_short_conversations_over_few_slots_all_finish(make, host_bytes):
     async def talk(sampler, i):
         session, log = await sampler.open(), []
         for turn in range(3):
@@ -304,7 +305,7 @@ def test_V09_many_short_conversations_over_few_slots_all_finish(make):
         return len(reply.ids)
 
     async def main():
-        async with opened(make(2), weights(0)) as sampler:
+        async with opened(make(2), weights(0), host_bytes=host_bytes) as sampler:
             done = await asyncio.gather(*(talk(sampler, i) for i in range(12)))
             session = await sampler.open()  # a round trip, so that the last closes have been seen
             await sampler.generate(session, [1], GREEDY(1))
@@ -313,8 +314,10 @@ def test_V09_many_short_conversations_over_few_slots_all_finish(make):
 
     done, stats = asyncio.run(main())
     assert len(done) == 12
-    assert stats["evictions"] > 0
-    assert stats["recomputed_tokens"] > 0
+    moved, lost = ("offloads", "evictions") if host_bytes else ("evictions", "offloads")
+    assert stats[moved] > 0
+    assert stats[lost] == 0
+    assert (stats["restored_tokens"] > 0, stats["recomputed_tokens"] > 0) == (host_bytes > 0, host_bytes == 0)
 
 
 def test_a_bad_request_is_refused_and_hurts_nobody_else(make):

@@ -8,13 +8,24 @@ import pytest
 from crl_jax.records import Finish, SamplingParams
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.engine import Emitted
-from crl_jax.serving.scheduler import PromptTooLong, Scheduler, group_rows
+from crl_jax.serving.limits import Limits
+from crl_jax.serving.prefill import group_rows, padded_tokens
+from crl_jax.serving.scheduler import PromptTooLong, Scheduler
 
 GREEDY = SamplingParams(max_new_tokens=2, temperature=0.0)
 
 
-def make(slots=2, length=16) -> Scheduler:
-    return Scheduler(slots, length, 2, ActionTrie.build([(3, 9), (4, 9)]))
+def limits(slots=2, length=16, **options) -> Limits:
+    sizes = {"max_stop_ids": 2, "vocab_size": 64, "row_buckets": (1, slots), "chunk_buckets": (4, 16), "min_shared": 1}
+    return Limits(slots, length, **(sizes | options))
+
+
+def make(slots=2, length=16, **options) -> Scheduler:
+    return Scheduler(limits(slots, length, **options), ActionTrie.build([(3, 9), (4, 9)]))
+
+
+def sampled(ids: list[int]) -> Emitted:
+    return Emitted(ids, [-1.0] * len(ids), [-0.5] * len(ids), [0] * len(ids))
 
 
 def run(scheduler: Scheduler, token: int = 1) -> None:
@@ -23,17 +34,22 @@ def run(scheduler: Scheduler, token: int = 1) -> None:
     fill(scheduler)
     for _ in range(2):
         for session in list(scheduler.running.values()):
-            scheduler.note_sampled(session, session.request, Emitted([token], [-1.0], [0]), 0)
+            scheduler.note_sampled(session, session.request, sampled([token]), 0)
 
 
-def fill(scheduler: Scheduler) -> list[tuple[str, str]]:
-    """Inputs into the cache; (session, source) of each fork."""
-    for session, row in scheduler.to_extend():
-        scheduler.note_extended(session, len(row.tokens))
-    forks = scheduler.to_fork()
-    for session, source, _ in forks:
-        scheduler.note_forked(session, source)
-    return [(session.id, source.id) for session, source, _ in forks]
+def fill(scheduler: Scheduler) -> list[tuple[str, int, int]]:
+    """Inputs into the cache; (session, source slot, tokens) of each fork from another slot."""
+    seen = []
+    while True:
+        forks, extends = scheduler.plan()
+        if not forks and not extends:
+            return seen
+        for fork in forks:
+            if fork.source != fork.session.slot:
+                seen.append((fork.session.id, fork.source, fork.row.start))
+            scheduler.note_forked(fork)
+        for session, row in extends:
+            scheduler.note_extended(session, len(row.tokens))
 
 
 def test_V01_every_slot_is_free_after_mixed_finishes():
@@ -55,7 +71,7 @@ def test_V01_every_slot_is_free_after_mixed_finishes():
     }
     for i in range(5):
         scheduler.close(f"s{i}")
-    assert sorted(scheduler.free) == [0, 1]
+    assert sorted(scheduler.slots.free) == [0, 1]
 
 
 def test_V03_cancel_and_close_are_idempotent():
@@ -72,7 +88,7 @@ def test_V03_cancel_and_close_are_idempotent():
     assert scheduler.done[-1][1].ids == (1, 1)
     scheduler.close("a")
     scheduler.close("a")
-    assert len(scheduler.free) == 2
+    assert len(scheduler.slots.free) == 2
 
 
 def test_R07_everything_ends_with_the_stop_token():
@@ -80,13 +96,13 @@ def test_R07_everything_ends_with_the_stop_token():
     scheduler.open("a")
     scheduler.submit("a", "h", [1, 2], SamplingParams(5, stop_ids=(9,)), 0.0)
     scheduler.admit(0.0)
-    ((session, row),) = scheduler.to_extend()
+    ((session, row),) = scheduler.plan().extends
     assert (list(row.tokens), row.last) == ([1], 2)
     scheduler.note_extended(session, len(row.tokens))
-    scheduler.note_sampled(session, session.request, Emitted([4], [-1.0], [0]), 0)
-    scheduler.note_sampled(session, session.request, Emitted([5, 9], [-2.0, -3.0], [0, 0]), 0)  # the third of five
+    scheduler.note_sampled(session, session.request, Emitted([4], [-1.0], [-0.5], [0]), 0)
+    scheduler.note_sampled(session, session.request, Emitted([5, 9], [-2.0, -3.0], [-1.5, -2.5], [0, 0]), 0)  # the third of five
     ((_, done),) = scheduler.done
-    assert (done.ids, done.logps, done.finish) == ((4, 5, 9), (-1.0, -2.0, -3.0), Finish.STOP)
+    assert (done.ids, done.logps, done.sampling_logps, done.finish) == ((4, 5, 9), (-1.0, -2.0, -3.0), (-0.5, -1.5, -2.5), Finish.STOP)
     assert len(done.ids) == len(done.logps) == len(done.versions) == len(done.states)
 
 
@@ -138,6 +154,15 @@ def test_V06_prompt_plus_new_is_at_most_the_length():
         SamplingParams(1, top_p=float("nan")),
         SamplingParams(1, top_k=2**31),
         SamplingParams(2.5),  # type: ignore[arg-type]
+        SamplingParams(1, min_p=1.5),
+        SamplingParams(1, min_p=float("nan")),
+        SamplingParams(1, forbidden_ids=(64,)),
+        SamplingParams(1, forbidden_ids=(0.5,)),  # type: ignore[arg-type]
+        SamplingParams(1, forbidden_ids=tuple(range(9))),
+        SamplingParams(1, forbidden_ids=(3,), constrained=True),
+        SamplingParams(1, stop_strings=("no pieces",)),
+        SamplingParams(1, stop_strings="ab"),  # type: ignore[arg-type]
+        SamplingParams(1, stop_strings=None),  # type: ignore[arg-type]
     ],
 )
 def test_bad_parameters_are_refused_and_leave_the_session_usable(params):
@@ -152,7 +177,7 @@ def test_bad_parameters_are_refused_and_leave_the_session_usable(params):
 
 
 def test_waiting_requests_are_admitted_in_order_and_idle_slots_are_evicted_longest_idle_first():
-    scheduler = make(slots=2)
+    scheduler = make(slots=2, min_shared=8)
     for name in "abc":
         scheduler.open(name)
     for name, prompt in (("a", [1, 2, 3]), ("b", [1, 2, 4])):
@@ -177,7 +202,7 @@ def test_R14_swap_restarts_running_requests_and_invalidates_idle_ones():
     scheduler.submit("a", "h", [1, 2, 3], SamplingParams(5, temperature=0.0), 0.0)
     run(scheduler)
     scheduler.swap()
-    ((session, row),) = scheduler.to_extend()
+    ((session, row),) = scheduler.plan().extends
     assert (list(row.tokens), row.last) == ([1, 2, 3, 1], 1)
     assert (row.start, row.budget, row.counter) == (0, 3, 2)
     scheduler.note_extended(session, 4)
@@ -191,22 +216,82 @@ def test_batches_put_like_sizes_together_fill_padding_and_cut_long_inputs():
         scheduler.open(f"s{i}")
         scheduler.submit(f"s{i}", i, [i + 1] * (n + 1), GREEDY, 0.0)
     scheduler.admit(0.0)
-    groups = group_rows(scheduler.to_extend(), (2, 8), (4, 16))
+    groups = group_rows(scheduler.plan().extends, (2, 8), (4, 16))
     assert [[len(r.tokens) for _, r in g] for g in groups] == [[16, 3], [3, 3, 3]]
     assert groups[0][0][1].budget == 0
 
 
 def test_a_prompt_that_several_sessions_share_is_computed_once():
     scheduler = make(slots=8, length=64)
-    for i, prompt in enumerate([[5, 6, 7], [5, 6, 7], [5, 6], [5, 6, 7], [8]]):
+    for i, prompt in enumerate([[5, 6, 7], [5, 6, 7], [5, 6, 7], [8]]):
         scheduler.open(f"s{i}")
         scheduler.submit(f"s{i}", i, prompt, GREEDY, 0.0)
     scheduler.admit(0.0)
-    assert [s.id for s, _ in scheduler.to_extend()] == ["s0", "s2"]
-    assert fill(scheduler) == [("s1", "s0"), ("s3", "s0"), ("s4", "s4")]  # s4: nothing to compute before its only id is fed
+    forks, extends = scheduler.plan()
+    assert [fork.session.id for fork in forks] == ["s3"]  # nothing to compute before its only id is fed
+    assert [s.id for s, _ in extends] == ["s0"]
+    assert fill(scheduler) == [("s1", 0, 2), ("s2", 0, 2)]
     assert all(s.request.decoding for s in scheduler.running.values())
-    assert {s.id: s.cached for s in scheduler.running.values()} == {"s0": 2, "s1": 2, "s2": 1, "s3": 2, "s4": 0}
-    assert (scheduler.counts["prefilled_tokens"], scheduler.counts["shared_tokens"]) == (3 + 1 + 2 + 1 + 1, 4)
+    assert {s.id: s.cached for s in scheduler.running.values()} == {"s0": 2, "s1": 2, "s2": 2, "s3": 0}
+    assert (scheduler.counts["prefilled_tokens"], scheduler.counts["shared_tokens"]) == (3 + 1 + 1 + 1, 4)
+
+
+def test_different_prompts_that_begin_alike_share_the_beginning_where_that_costs_less():
+    system = list(range(10, 42))
+
+    def start(row_buckets):
+        scheduler = make(slots=4, length=64, row_buckets=row_buckets, min_shared=8)
+        for i, tail in enumerate(([1, 2], [3, 4, 5], [1, 2], [6])):
+            scheduler.open(f"s{i}")
+            scheduler.submit(f"s{i}", i, [*system, *tail], GREEDY, 0.0)
+        scheduler.admit(0.0)
+        return scheduler
+
+    scheduler = start((1, 4))
+    assert [s.id for s, _ in scheduler.plan().extends] == ["s0"]
+    assert sorted(fill(scheduler)) == [("s1", 0, 32), ("s2", 0, 33), ("s3", 0, 32)]
+    assert scheduler.counts["prefilled_tokens"] + scheduler.counts["shared_tokens"] == 34 + 35 + 34 + 33
+    assert scheduler.counts["shared_tokens"] == 32 + 33 + 32
+    assert len(start((4,)).plan().extends) == 4  # a row costs as much as four: nothing to gain by waiting
+
+
+def test_a_closed_session_leaves_its_beginning_to_the_next_ones():
+    scheduler = make(slots=3, length=64, min_shared=8)
+    for i in range(4):
+        scheduler.open(f"s{i}")
+        scheduler.submit(f"s{i}", i, [*range(10, 30), i], GREEDY, 0.0)
+        run(scheduler)
+        scheduler.close(f"s{i}")
+    assert scheduler.counts["shared_tokens"] == 3 * 20
+    assert scheduler.counts["prefilled_tokens"] == 21 + 3
+    scheduler.swap()
+    scheduler.open("new")
+    scheduler.submit("new", "new", [*range(10, 30), 1], GREEDY, 0.0)
+    run(scheduler)
+    assert scheduler.counts["shared_tokens"] == 3 * 20  # nothing of the old weights
+
+
+def test_a_session_that_lost_its_slot_comes_back_from_the_host_and_is_not_recomputed():
+    scheduler = make(slots=1, length=64, host_tokens=16)
+    prompts = {"a": [1] * 9, "b": [2] * 7, "c": [3] * 12}
+    for name, prompt in prompts.items():
+        scheduler.open(name)
+        scheduler.submit(name, name, prompt, GREEDY, 0.0)
+        run(scheduler)
+    saved = [(move.row.n, move.load, move.row.dropped) for move in scheduler.slots.moves]
+    assert saved == [(10, False, True), (8, False, False)]  # a had to make room for b
+    scheduler.slots.moves.clear()
+    for name in "ba":
+        scheduler.submit(name, name + "2", [5], GREEDY, 0.0)
+        run(scheduler)
+    counts = scheduler.counts
+    assert [move.load for move in scheduler.slots.moves] == [False, True, False]
+    assert (counts["restored_tokens"], counts["evictions"], counts["offloads"]) == (8, 2, 4)  # c's was dropped for b's
+    assert counts["recomputed_tokens"] == 10  # a's, whose row was dropped
+    assert counts["prefilled_tokens"] == 9 + 7 + 12 + 2
+    scheduler.swap()
+    scheduler.close("b")
+    assert scheduler.slots._host_room == 16
 
 
 def test_sessions_wait_for_a_long_shared_prompt_and_go_on_without_its_first_reader():
@@ -215,23 +300,39 @@ def test_sessions_wait_for_a_long_shared_prompt_and_go_on_without_its_first_read
         scheduler.open(f"s{i}")
         scheduler.submit(f"s{i}", i, list(range(20)), GREEDY, 0.0)
     scheduler.admit(0.0)
-    ((session, _),) = scheduler.to_extend()
+    ((session, _),) = scheduler.plan().extends
     scheduler.note_extended(session, 16)  # cut to a chunk
-    assert [s.id for s, _ in scheduler.to_extend()] == ["s0"]
-    assert scheduler.to_fork() == []
+    assert scheduler.plan().forks == []
+    assert [s.id for s, _ in scheduler.plan().extends] == ["s0"]
     scheduler.cancel("s0")
-    ((session, row),) = scheduler.to_extend()
+    ((session, row),) = scheduler.plan().extends
     assert (session.id, len(row.tokens)) == ("s1", 19)
-    assert fill(scheduler) == [("s2", "s1")]
+    assert fill(scheduler) == [("s2", 1, 19)]
+
+
+def test_padding_counts_in_what_a_dispatch_costs():
+    sizes = limits(slots=8, row_buckets=(2, 8), chunk_buckets=(4, 16))
+    assert padded_tokens([], sizes) == 0
+    assert padded_tokens([3], sizes) == 2 * 4
+    assert padded_tokens([3, 4, 5], sizes) == 2 * 4 + 2 * 16
+    assert padded_tokens([1] * 9, sizes) == (8 + 2) * 4
+    assert padded_tokens([33], sizes) == 2 * 16 + 2 * 16 + 2 * 4  # two whole chunks, one after the other, and the rest
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_counters_are_what_was_computed_whatever_happens(seed):
-    """Random turns, cancels, closes, evictions and swaps. The oracle keeps, per session, which positions were ever in a cache."""
-    rng, scheduler, truth, known = random.Random(seed), Scheduler(4, 32, 2, None), Counter[str](), defaultdict[str, set[int]](set)
-    prompts, names = [[rng.randrange(9) for _ in range(rng.choice([1, 2, 9, 17, 31]))] for _ in range(2)], []
+    """Random turns, cancels, closes, evictions and swaps. The oracle keeps what every slot holds and which positions of a session were ever
+    in a cache, and checks that each copy and each step finds the ids it needs."""
+    rng, truth, known = random.Random(seed), Counter[str](), defaultdict[str, set[int]](set)
+    options = {"row_buckets": (rng.choice([1, 2]), 4), "chunk_buckets": (4, 8), "min_shared": rng.choice([1, 4])}
+    scheduler = Scheduler(limits(4, 32, host_tokens=rng.choice([0, 20, 100]), **options))
+    held: dict[int, list[int]] = {slot: [] for slot in range(4)}
+    system = [rng.randrange(9) for _ in range(12)]
+    prompts, names = [[*system[: rng.randrange(13)], *(rng.randrange(9) for _ in range(rng.choice([1, 2, 9, 17])))] for _ in range(4)], []
 
     def computed(session, begin, end):
+        held[session.slot] = held[session.slot][:begin] + session.ids[begin:end]
+        assert held[session.slot] == session.ids[:end]
         for at in range(begin, end):
             if at in known[session.id]:
                 truth["recomputed_tokens"] += 1
@@ -239,26 +340,51 @@ def test_counters_are_what_was_computed_whatever_happens(seed):
                 truth["prefilled_tokens"] += 1
             known[session.id].add(at)
 
+    def taken(session, before, n):
+        truth["shared_tokens"] += n - before
+        known[session.id].update(range(n))
+
+    def move():
+        for slot, row, load in scheduler.slots.moves:
+            if load:
+                held[slot] = row.data
+                truth["restored_tokens"] += row.n
+            elif not row.dropped:
+                row.data = held[slot][: row.n]
+        scheduler.slots.moves.clear()
+
     def turn():
+        waiting = {s.id: s.host for s in scheduler.waiting.values() if s.slot is None}
         scheduler.admit(0.0)
-        for session, row in [item for group in group_rows(scheduler.to_extend(), (2, 4), (4, 8)) for item in group]:
-            assert list(row.tokens) == session.ids[row.start :][: len(row.tokens)]
-            computed(session, row.start, row.start + len(row.tokens))
-            scheduler.note_extended(session, len(row.tokens))
-        for session, source, row in scheduler.to_fork():
-            assert source.ids[: row.start] == session.ids[: row.start]
-            if source is not session:
-                truth["shared_tokens"] += row.start
-                known[session.id].update(range(row.start))
-            scheduler.note_forked(session, source)
+        move()
+        for session in scheduler.running.values():
+            if session.id in waiting and waiting[session.id] is None and session.cached:
+                taken(session, 0, session.cached)
+        for _ in range(rng.choice([1, 9])):
+            forks, extends = scheduler.plan()
+            before = dict(held)
+            for fork in forks:
+                session, n = fork.session, fork.row.start
+                assert before[fork.source][:n] == session.ids[:n]
+                held[session.slot] = before[fork.source][:n]
+                if fork.source != session.slot:
+                    taken(session, session.cached, n)
+                scheduler.note_forked(fork)
+            for session, row in [item for group in group_rows(extends, options["row_buckets"], (4, 8)) for item in group]:
+                assert list(row.tokens) == session.ids[row.start :][: len(row.tokens)]
+                computed(session, row.start, row.start + len(row.tokens))
+                scheduler.note_extended(session, len(row.tokens))
         for session in [s for s in scheduler.running.values() if s.request.decoding]:
             count, at = min(rng.choice([1, 2, 3]), session.request.limit - len(session.request.ids)), len(session.ids) - 1
-            computed(session, at, at + count)
-            scheduler.note_sampled(
-                session, session.request, Emitted([rng.randrange(9) for _ in range(count)], [0.0] * count, [0] * count), 0
-            )
+            computed(session, at, at + 1)
+            new = [rng.randrange(9) for _ in range(count)]
+            request = session.request
+            held[session.slot] += new[:-1]
+            for later in range(at + 1, at + count):
+                known[session.id].add(later)
+            scheduler.note_sampled(session, request, sampled(new), 0)
 
-    for i in range(80):
+    for i in range(120):
         event = rng.random()
         if event < 0.2 and len(names) < 7:
             names.append(f"s{i}")
@@ -274,3 +400,4 @@ def test_counters_are_what_was_computed_whatever_happens(seed):
         else:
             turn()
     assert {name: scheduler.counts[name] for name in truth} == truth
+    assert sum(s.slot is not None for s in scheduler.sessions.values()) + len(scheduler.slots.free) == 4
