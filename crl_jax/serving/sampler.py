@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from crl_jax.records import Completion, SamplingParams
 from crl_jax.serving.engine import SlotEngine
 from crl_jax.serving.inbox import Inbox, Promise, resolve
+from crl_jax.serving.progress import OnTokens, Progress
 from crl_jax.serving.scheduler import PromptTooLong, Scheduler
 from crl_jax.serving.turn import EngineTurn
 
@@ -120,6 +121,7 @@ class EngineSampler:
         self._max_slots = engine.max_slots
         self._inbox = Inbox()
         self._scheduler = Scheduler(engine.limits(host_bytes), engine.trie, engine.stops)
+        self._progress = Progress()
         self._turn = EngineTurn(engine, self._scheduler, params, version, clock)
         self._thread = threading.Thread(target=self._run, name="sampler-engine", daemon=True)
         self._thread.start()
@@ -130,14 +132,23 @@ class EngineSampler:
         self._inbox.put(lambda: self._scheduler.open(name))
         return name
 
-    async def generate(self, session: str, new_ids: Sequence[int], params: SamplingParams) -> Completion:
+    async def generate(
+        self, session: str, new_ids: Sequence[int], params: SamplingParams, *, on_tokens: OnTokens | None = None
+    ) -> Completion:
+        """As the protocol says; ``on_tokens`` is called in the event loop with newly sampled tokens, all of them before this returns."""
         ids = [int(i) for i in new_ids]
         if any(not 0 <= i < self.vocab_size for i in ids):
             raise ValueError(f"token ids must be in 0..{self.vocab_size - 1}, got {min(ids)}..{max(ids)}")
         loop = asyncio.get_running_loop()
         promise = Promise(loop, loop.create_future())
         now_s = self._clock()
-        self._inbox.put(lambda: self._scheduler.submit(session, promise, ids, params, now_s), request=True)
+
+        def submit() -> None:
+            self._scheduler.submit(session, promise, ids, params, now_s)
+            if on_tokens is not None:
+                self._progress.listen(self._scheduler.sessions.get(session), promise, on_tokens)
+
+        self._inbox.put(submit, request=True)
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 return await promise.future
@@ -188,6 +199,7 @@ class EngineSampler:
                 for message in self._inbox.take():
                     message()
                 self._turn.step()
+                self._progress.report(scheduler.done)
                 self._inbox.undelivered += resolve(scheduler.done)
             error: Exception = self._inbox.reason or SamplerClosed("the sampler is closed")
         except Exception as broken:  # supervised: every caller gets it, now and later
