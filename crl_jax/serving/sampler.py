@@ -10,6 +10,7 @@ Does not: copy or donate published parameters. They are used by reference, so th
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import threading
 import time
@@ -75,7 +76,11 @@ class Sampler(Protocol):
         ...
 
     def publish(self, params: Any, version: int) -> None:
-        """Uses these weights from the next dispatch on; callable from any thread."""
+        """Uses these weights from the next dispatch on; callable from any thread.
+
+        A sampler may drain first: then it returns when the requests that were running have ended and the weights are in use, and raises
+        TimeoutError (the older weights stay in use) past its deadline.
+        """
         ...
 
     def stats(self) -> dict[str, int | float]:
@@ -93,7 +98,9 @@ class EngineSampler:
     ``host_bytes`` is the memory for keys and values of idle sessions whose slot another one needs; what does not fit is recomputed.
     ``gather_s``: an idle engine that gets a request waits this long after each arrival for more (at most ``gather_limit`` times), so
     that a burst becomes one dispatch; it does not wait when every open session has a request. ``request_timeout_s`` bounds one generate
-    call. ``clock`` gives seconds and is used for measuring only.
+    call. With ``drain_timeout_s`` above 0, ``publish`` waits at most so long for the running requests to end, during which no other
+    starts, and no request samples from two versions; do not call it in the engine's own thread then. With 0 the weights change in the
+    middle of requests. ``clock`` gives seconds and is used for measuring only.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class EngineSampler:
         host_bytes: int = 2**28,
         request_timeout_s: float = 600.0,
         close_timeout_s: float = 30.0,
+        drain_timeout_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.vocab_size = engine.config.vocab_size
@@ -114,6 +122,8 @@ class EngineSampler:
         self.version = version
         self._request_timeout_s = request_timeout_s
         self._close_timeout_s = close_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+        self._draining = threading.Lock()
         self._gather = (gather_s, gather_limit)
         self._clock = clock
         self._names = itertools.count()
@@ -174,8 +184,24 @@ class EngineSampler:
             await self.close(session)
 
     def publish(self, params: Any, version: int) -> None:
-        self._inbox.put(lambda: self._turn.swap(params, version))
+        if self._drain_timeout_s:
+            with self._draining:
+                self._publish_drained(params, version)
+        else:
+            self._inbox.put(lambda: self._turn.swap(params, version))
         self.version = version
+
+    def _publish_drained(self, params: Any, version: int) -> None:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._inbox.put(lambda: self._turn.swap_drained(params, version, done))
+        try:
+            done.result(self._drain_timeout_s)
+        except TimeoutError as late:
+            if done.cancel():
+                limit = f"drain_timeout_s={self._drain_timeout_s:g} s"
+                fix = "raise publish.drain_timeout_s, sample fewer tokens, or set publish.drain=false to swap in the middle of requests"
+                raise TimeoutError(f"version {version} is not in use: requests did not end within {limit}: {fix}") from late
+            done.result(self._close_timeout_s)  # the swap began in this instant
 
     def stats(self) -> dict[str, int | float]:
         counts = {name: self._scheduler.counts[name] for name in _COUNTS}
@@ -208,4 +234,5 @@ class EngineSampler:
         for message in self._inbox.take():
             message()
         scheduler.fail_all(error)
+        self._turn.abandon(error)
         self._inbox.undelivered += resolve(scheduler.done)

@@ -97,6 +97,7 @@ class Scheduler:
         self.running: OrderedDict[str, Session] = OrderedDict()  # requests with a slot
         self.done: list[tuple[Any, Completion | Exception]] = []
         self.queue_wait_s = 0.0
+        self.held = False  # no request starts; those running go on
 
     def open(self, session_id: str) -> None:
         """A new session; it takes a slot with its first request."""
@@ -143,7 +144,11 @@ class Scheduler:
             session.request.decoding = False
 
     def admit(self, now_s: float) -> None:
-        """Gives slots to waiting requests (``Slots.take``). What that takes to be copied is in ``slots.moves`` afterwards."""
+        """Gives slots to waiting requests (``Slots.take``), but to nobody while ``held``. What that takes to be copied is in ``slots.moves``
+        afterwards.
+        """
+        if self.held:
+            return
         for session_id, session in list(self.waiting.items()):
             if session.slot is None:
                 if not self.slots.take(session_id, session, session.ids[:-1], self.limits.min_shared):

@@ -6,9 +6,10 @@ the first result is waited for. Does not: know threads or futures.
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from crl_jax.errors import UserError
 from crl_jax.serving.engine import Emitted, Row, SlotEngine, bucket, host_row
@@ -21,6 +22,14 @@ class WeightsDiverged(UserError, FloatingPointError):
     """Nothing can be sampled from the published weights. Ends a run before the learner has refused enough updates to give up."""
 
 
+class _Drain(NamedTuple):
+    """New weights that wait for the running requests to end; ``done`` is cancelled by who no longer waits for it."""
+
+    params: Any
+    version: int
+    done: concurrent.futures.Future[None]
+
+
 class EngineTurn:
     """``step`` does all work there is for the requests in the scheduler, one round at a time."""
 
@@ -31,6 +40,7 @@ class EngineTurn:
         self._version = version
         self._clock = clock
         self._state = engine.init_decode_state()
+        self._drain: _Drain | None = None
         self._busy_s = 0.0
         self._dispatches = {"extend_dispatches": 0, "generate_dispatches": 0, "fork_dispatches": 0}
         self._leaving: list[HostRow] = []  # rows on their way to the host
@@ -41,9 +51,21 @@ class EngineTurn:
         self._version = version
         self._scheduler.swap()
 
+    def swap_drained(self, params: Any, version: int, done: concurrent.futures.Future[None]) -> None:
+        """Like ``swap`` once no request runs; until then none starts. ``done`` tells when; cancelling it calls the swap off."""
+        self._drain = _Drain(params, version, done)
+        self._scheduler.held = True
+
+    def abandon(self, error: Exception) -> None:
+        """No turn follows: who waits for a drain gets ``error``."""
+        if self._drain is not None and self._drain.done.set_running_or_notify_cancel():
+            self._drain.done.set_exception(error)
+        self._drain = None
+
     def step(self) -> None:
         """One round; returns at once when nothing runs."""
         start_s = self._clock()
+        self._finish_drain()
         self._scheduler.admit(start_s)
         if not self._scheduler.running:
             return
@@ -64,6 +86,24 @@ class EngineTurn:
             "free_slots": len(scheduler.slots.free),
             "open_sessions": len(scheduler.sessions),
         }
+
+    def _finish_drain(self) -> None:
+        """Swaps when the last running request has ended, or gives up when nobody waits any more; then requests may start again."""
+        if self._drain is None or (self._scheduler.running and not self._drain.done.cancelled()):
+            return
+        (params, version, done), self._drain = self._drain, None
+        self._scheduler.held = False
+        if done.set_running_or_notify_cancel():
+            self.swap(params, version)
+            done.set_result(None)
+
+    def _extend(self) -> None:
+        """Dispatches every pending input, grouped by size."""
+        for group in group_rows(self._scheduler.to_extend(), self._engine.row_buckets, self._engine.chunk_buckets):
+            self._state = self._engine.extend(self._params, self._state, [row for _, row in group])
+            self._dispatches["extend_dispatches"] += 1
+            for session, row in group:
+                self._scheduler.note_extended(session, len(row.tokens))
 
     def _move(self) -> None:
         """Rows of sessions that lost their slot to the host, and of those that got one back from it."""
