@@ -162,10 +162,9 @@ class SlotEngine:
         source[list(order)] = list(sources)
         return programs.fork(self._program, decode_state, source, packed)
 
-    def save(self, decode_state: programs.DecodeState, slot: int, n: int) -> transformer.KVCache:
-        """A copy of the first ``n`` cached tokens of ``slot`` (padded to a power of two), on its way to the host: see ``host_row``."""
-        length = min(self.max_length, 1 << (n - 1).bit_length())
-        row = programs.save(decode_state, np.int32(slot), length)
+    def save(self, decode_state: programs.DecodeState, slot: int, length: int) -> transformer.KVCache:
+        """A copy of the first ``length`` positions of ``slot`` (all of them if it has fewer), on its way to the host: see ``host_row``."""
+        row = programs.save(decode_state, np.int32(slot), min(self.max_length, length))
         jax.tree.map(lambda x: x.copy_to_host_async(), row)
         return row
 

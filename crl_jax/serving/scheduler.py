@@ -144,8 +144,8 @@ class Scheduler:
             session.request.decoding = False
 
     def admit(self, now_s: float) -> None:
-        """Gives slots to waiting requests (``Slots.take``), but to nobody while ``held``. What that takes to be copied is in ``slots.moves``
-        afterwards.
+        """Gives slots to waiting requests (``Slots.take``), but to nobody while ``held``. What that takes to be copied is in
+        ``slots.moves`` afterwards.
         """
         if self.held:
             return

@@ -23,6 +23,11 @@ class HostRow:
     data: Any = None
     dropped: bool = False
 
+    @property
+    def room(self) -> int:
+        """Positions it takes up: ``n``, padded to a power of two so that few programs copy rows."""
+        return 1 << (self.n - 1).bit_length()
+
 
 class Move(NamedTuple):
     """Copy ``row`` out of ``slot``, or (``load``) into it."""
@@ -134,15 +139,15 @@ class Slots:
         assert slot is not None
         row = HostRow(victim.cached)
         victim.slot, victim.cached = None, 0
-        if not 0 < row.n <= self._host_tokens:
+        if not row.n or row.room > self._host_tokens:
             self._counts["evictions"] += 1
             return slot
-        while row.n > self._host_room:
+        while row.room > self._host_room:
             self._counts["evictions"] += 1
             self._drop_host(*next(iter(self._hosted.items())))
         victim.host = row
         self._hosted[name] = victim
-        self._host_room -= row.n
+        self._host_room -= row.room
         self._counts["offloads"] += 1
         self.moves.append(Move(slot, row, load=False))
         return slot
@@ -151,7 +156,7 @@ class Slots:
         row, place.host = place.host, None
         if row is not None:
             del self._hosted[name]
-            self._host_room += row.n
+            self._host_room += row.room
         return row
 
     def _drop_host(self, name: str, place: Place) -> None:

@@ -97,21 +97,13 @@ class EngineTurn:
             self.swap(params, version)
             done.set_result(None)
 
-    def _extend(self) -> None:
-        """Dispatches every pending input, grouped by size."""
-        for group in group_rows(self._scheduler.to_extend(), self._engine.row_buckets, self._engine.chunk_buckets):
-            self._state = self._engine.extend(self._params, self._state, [row for _, row in group])
-            self._dispatches["extend_dispatches"] += 1
-            for session, row in group:
-                self._scheduler.note_extended(session, len(row.tokens))
-
     def _move(self) -> None:
         """Rows of sessions that lost their slot to the host, and of those that got one back from it."""
         for slot, row, load in self._scheduler.slots.moves:
             if load:
                 self._state = self._engine.load(self._state, slot, row.data)
             elif not row.dropped:
-                row.data = self._engine.save(self._state, slot, row.n)
+                row.data = self._engine.save(self._state, slot, row.room)
                 self._leaving.append(row)
         self._scheduler.slots.moves.clear()
 
