@@ -1,96 +1,19 @@
-"""What every ``Sampler`` must do. Each test runs on the plain slot engine and on the same engine behind JetStream's interface.
+"""What every ``Sampler`` must do with a request. Each test runs on the plain slot engine and on the same behind JetStream's interface.
 
-Oracle: the uncached model, run on whole sequences (teacher forcing). A new implementation is done when it passes with its own ``make``.
+A new implementation is done when it passes with its own ``make``, here and in ``test_sampler_sessions``.
 """
 
 import asyncio
-import contextlib
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_model import CONFIG, GREEDY, LENGTH, PIECES, STOP, check_logps, greedy, mixed, opened, prompt, teacher, weights
 
-from crl_jax.models import transformer
 from crl_jax.records import Completion, Finish, SamplingParams
-from crl_jax.serving.constraint import ActionTrie
-from crl_jax.serving.engine import SlotEngine
 from crl_jax.serving.sampler import EngineSampler, PromptTooLong, SamplerClosed
 from crl_jax.serving.turn import WeightsDiverged
-
-CONFIG = transformer.ModelConfig("tiny", 40, 16, 2, 4, 2, 8, 32, tie_embeddings=False)
-LENGTH, STOP = 32, 7
-TRIE = ActionTrie.build([(10, STOP), (11, 12, STOP), (11, 13, STOP), (14, STOP)])
-GREEDY = functools.partial(SamplingParams, temperature=0.0)
-
-
-@functools.cache
-def weights(seed: int):
-    params = transformer.init(CONFIG, jax.random.key(seed))
-    params["head"]["kernel"] = params["head"]["kernel"] * 60  # clear winners
-    return params
-
-
-@functools.cache
-def _forced():
-    def logits(params, tokens, positions):
-        return transformer.unembed(CONFIG, params, transformer.hidden_states(CONFIG, params, tokens, positions)[0])[0]
-
-    return jax.jit(logits)
-
-
-def teacher(params, ids) -> np.ndarray:
-    """Logits [len(ids), V] of the uncached model."""
-    n = len(ids)
-    tokens = np.zeros((1, LENGTH), np.int32)
-    tokens[0, :n] = ids
-    return np.asarray(_forced()(params, tokens, np.where(np.arange(LENGTH) < n, np.arange(LENGTH), -1)[None]))[:n]
-
-
-def greedy(params, prompt, n) -> list[int]:
-    ids = list(prompt)
-    for _ in range(n):
-        ids.append(int(teacher(params, ids)[-1].argmax()))
-    return ids[len(prompt) :]
-
-
-def check_logps(params, prompt, completion: Completion, temperature=1.0) -> None:
-    n = len(completion.ids)
-    assert n == len(completion.logps) == len(completion.versions) == len(completion.states)
-    logits = teacher(params, [*prompt, *completion.ids])[len(prompt) - 1 : -1] / temperature
-    for row, token, logp, state in zip(logits, completion.ids, completion.logps, completion.states, strict=True):
-        support = np.arange(len(row)) if state == 0 else TRIE.allowed[state][TRIE.allowed[state] >= 0]
-        assert token in support
-        exact = row[token] - np.log(np.exp(row[support].astype(np.float64)).sum())
-        assert logp == pytest.approx(exact, abs=1e-4)
-
-
-@pytest.fixture(params=["slots", "jetstream"])
-def make(request):
-    """``make(slots=8, params=...)`` gives an engine and, as an async context, a sampler over it."""
-
-    def build(slots: int = 8):
-        kind = SlotEngine
-        if request.param == "jetstream":
-            pytest.importorskip("jetstream")
-            from crl_jax.serving.jetstream_engine import JetStreamEngine as kind
-        return kind(CONFIG, max_slots=slots, max_length=LENGTH, trie=TRIE, row_buckets=(2,), chunk_buckets=(4, 16), max_steps=4)
-
-    return build
-
-
-@contextlib.asynccontextmanager
-async def opened(engine, params, **options):
-    sampler = EngineSampler(engine, params, **options)
-    try:
-        yield sampler
-    finally:
-        await sampler.aclose()
-
-
-def prompt(i: int, n: int) -> list[int]:
-    return np.random.default_rng(i).integers(15, 40, n).tolist()
 
 
 def test_greedy_equals_teacher_forcing_and_so_do_its_log_probs(make):
@@ -124,12 +47,6 @@ def test_R07_sampled_and_constrained_log_probs_equal_teacher_forcing(make):
         assert completion.finish == Finish.STOP
         assert completion.states[0] == 1
     assert len({c.ids for c in bound}) >= 2
-
-
-def mixed(i: int) -> tuple[list[int], SamplingParams]:
-    stops = (20, 21) if i % 3 == 0 else ()
-    params = SamplingParams(1 + i % 7, (0.0, 1.0, 0.5)[i % 3], (1.0, 0.8)[i % 2], (0, 5)[i % 4 == 1], stops, seed=i, constrained=i % 5 == 0)
-    return prompt(i, 1 + i % 20), params
 
 
 def test_burst_of_64_mixed_requests_equals_solo_runs(make):
@@ -205,75 +122,6 @@ def test_V06_length_bound_is_exact_and_a_refusal_hurts_nobody_else(make):
     assert isinstance(empty, ValueError)
 
 
-def test_multi_turn_equals_one_shot_and_prefills_only_new_tokens(make):
-    turns = [prompt(1, 6), prompt(2, 3), prompt(3, 7)]
-
-    async def main():
-        async with opened(make(), weights(0)) as sampler:
-            session, log, replies = await sampler.open(), [], []
-            for turn in turns:
-                log += turn
-                replies.append((list(log), await sampler.generate(session, turn, GREEDY(3))))
-                log += replies[-1][1].ids
-            stats = sampler.stats()
-            shots = [await sampler.complete(context, GREEDY(3)) for context, _ in replies]
-            return replies, shots, stats
-
-    replies, shots, stats = asyncio.run(main())
-    for (context, reply), shot in zip(replies, shots, strict=True):
-        assert list(reply.ids) == list(shot.ids) == greedy(weights(0), context, 3)
-        check_logps(weights(0), context, reply)
-    assert stats["prefilled_tokens"] == sum(map(len, turns))
-    assert (stats["recomputed_tokens"], stats["decoded_tokens"]) == (0, 9)
-
-
-def test_R14_R15_swap_between_turns_uses_the_published_leaves_and_recomputes(make):
-    async def main():
-        async with opened(make(), weights(0)) as sampler:
-            session = await sampler.open()
-            first = await sampler.generate(session, prompt(1, 6), GREEDY(3))
-            sampler.publish(weights(1), 5)
-            assert sampler.version == 5
-            second = await sampler.generate(session, prompt(2, 4), GREEDY(4))
-            return first, second, sampler.stats()
-
-    first, second, stats = asyncio.run(main())
-    assert first.versions == (0,) * 3
-    assert second.versions == (5,) * 4
-    context = [*prompt(1, 6), *first.ids, *prompt(2, 4)]
-    assert list(second.ids) == greedy(weights(1), context, 4)
-    check_logps(weights(1), context, second)
-    assert (stats["swaps"], stats["recomputed_tokens"], stats["prefilled_tokens"]) == (1, 8, 10)
-
-
-def test_R14_swap_in_mid_flight_first_token_after_it_is_of_the_new_weights(make):
-    engine = make()
-
-    async def main():
-        async with opened(engine, weights(0)) as sampler:
-            plain, calls = engine.generate, []
-
-            def publish_after_second(*args, **kwargs):
-                calls.append(1)
-                out = plain(*args, **kwargs)
-                if len(calls) == 2:
-                    sampler.publish(weights(1), 1)
-                return out
-
-            engine.generate = publish_after_second
-            return await asyncio.gather(*(sampler.complete(prompt(i, 5 + i % 3), GREEDY(20)) for i in range(8))), sampler.stats()
-
-    completions, stats = asyncio.run(main())
-    assert stats["swaps"] == 1
-    for i, completion in enumerate(completions):
-        split = completion.versions.index(1)
-        assert split > 0
-        assert completion.versions == (0,) * split + (1,) * (20 - split)
-        before, after = completion.ids[:split], completion.ids[split:]
-        assert list(before) == greedy(weights(0), prompt(i, 5 + i % 3), split)
-        assert list(after) == greedy(weights(1), [*prompt(i, 5 + i % 3), *before], 20 - split)
-
-
 def test_S06_S08_seeds_reproduce_whatever_is_in_the_batch(make):
     def request(seed):
         return prompt(0, 4), SamplingParams(6, temperature=3.0, seed=seed)
@@ -289,35 +137,6 @@ def test_S06_S08_seeds_reproduce_whatever_is_in_the_batch(make):
     assert alone.ids == crowd[1].ids == crowd[3].ids
     assert len({c.ids for c in group}) >= 2
     assert [c.ids for c in group] == [c.ids for c in again]
-
-
-@pytest.mark.parametrize("host_bytes", [2**20, 0])
-def test_V09_many_short_conversations_over_few_slots_all_finish(make, host_bytes):
-    async def talk(sampler, i):
-        session, log = await sampler.open(), []
-        for turn in range(3):
-            new = prompt(100 * i + turn, 1 + (i + turn) % 4)
-            log += new
-            reply = await sampler.generate(session, new, GREEDY(2, stop_ids=(20,)))
-            assert list(reply.ids) == greedy(weights(0), log, 2)[: len(reply.ids)]
-            log += reply.ids
-        await sampler.close(session)
-        return len(reply.ids)
-
-    async def main():
-        async with opened(make(2), weights(0), host_bytes=host_bytes) as sampler:
-            done = await asyncio.gather(*(talk(sampler, i) for i in range(12)))
-            session = await sampler.open()  # a round trip, so that the last closes have been seen
-            await sampler.generate(session, [1], GREEDY(1))
-            await sampler.close(session)
-            return done, sampler.stats()
-
-    done, stats = asyncio.run(main())
-    assert len(done) == 12
-    moved, lost = ("offloads", "evictions") if host_bytes else ("evictions", "offloads")
-    assert stats[moved] > 0
-    assert stats[lost] == 0
-    assert (stats["restored_tokens"] > 0, stats["recomputed_tokens"] > 0) == (host_bytes > 0, host_bytes == 0)
 
 
 def test_a_bad_request_is_refused_and_hurts_nobody_else(make):
@@ -340,23 +159,6 @@ def test_a_bad_request_is_refused_and_hurts_nobody_else(make):
     assert [type(o) for o in outcomes[: len(bad)]] == [ValueError, ValueError, ValueError, TypeError, ValueError]
     assert [len(o.ids) for o in outcomes[len(bad) :]] == [2] * (len(odd) + 1)
     assert stats["refused"] == len(bad)
-
-
-def test_a_second_task_on_a_session_is_refused_and_its_end_is_not_the_end_of_the_first(make):
-    async def main():
-        async with opened(make(), weights(0)) as sampler:
-            session = await sampler.open()
-            first = asyncio.create_task(sampler.generate(session, prompt(0, 4), GREEDY(9)))
-            await asyncio.sleep(0)
-            second, third = (asyncio.create_task(sampler.generate(session, prompt(1, 4), GREEDY(9))) for _ in range(2))
-            await asyncio.sleep(0)
-            third.cancel()
-            return await asyncio.gather(first, second, third, return_exceptions=True)
-
-    first, second, third = asyncio.run(main())
-    assert list(first.ids) == greedy(weights(0), prompt(0, 4), 9)
-    assert "already has a request" in str(second)
-    assert isinstance(third, asyncio.CancelledError)
 
 
 def test_a_request_that_takes_too_long_says_which_limit_it_met(make):
@@ -410,3 +212,65 @@ def test_A13_aclose_fails_what_is_in_flight_and_ends_the_thread(make):
 
     outcome = asyncio.run(main())
     assert isinstance(outcome, SamplerClosed | Completion)
+
+
+def test_R08_stop_strings_end_with_the_token_that_completes_them(make):
+    async def main():
+        async with opened(make(), weights(0)) as sampler:
+            plain = await sampler.complete(prompt(4, 5), GREEDY(12))
+            text = b"".join(PIECES[i] for i in plain.ids).decode()
+            strings = (text[2:5], "#")
+            stops = [
+                GREEDY(12, stop_strings=strings),
+                SamplingParams(12, seed=2, stop_strings=("b", "mm")),
+                GREEDY(12, stop_strings=("#",)),
+            ]
+            return plain, strings, await asyncio.gather(*(sampler.complete(prompt(4, 5), params) for params in stops))
+
+    plain, strings, (cut, sampled, never) = asyncio.run(main())
+    n = next(n for n in range(1, 13) if strings[0] in b"".join(PIECES[i] for i in plain.ids[:n]).decode())
+    assert cut.ids == plain.ids[:n], "nothing is cut off the last token, nothing follows it"
+    assert cut.finish == Finish.STOP
+    check_logps(weights(0), prompt(4, 5), cut)
+    check_logps(weights(0), prompt(4, 5), sampled)
+    assert (never.ids, never.finish) == (plain.ids, Finish.LENGTH)
+
+
+def test_both_log_probs_are_those_of_teacher_forcing(make):
+    requests = [
+        SamplingParams(6, 0.7, min_p=0.05, forbidden_ids=(20, 21), seed=1),
+        SamplingParams(6, 1.5, top_k=4, seed=2),
+        GREEDY(6, forbidden_ids=(20,)),
+        SamplingParams(6, seed=3),
+    ]
+
+    async def main():
+        async with opened(make(), weights(0)) as sampler:
+            return await asyncio.gather(*(sampler.complete(prompt(5, 6), params) for params in requests))
+
+    for params, done in zip(requests, asyncio.run(main()), strict=True):
+        check_logps(weights(0), prompt(5, 6), done, params.temperature or 1.0)
+        logits = teacher(weights(0), [*prompt(5, 6), *done.ids])[5:-1].astype(np.float64) / (params.temperature or 1.0)
+        for row, token, logp in zip(logits, done.ids, done.sampling_logps, strict=True):
+            row[list(params.forbidden_ids)] = -np.inf
+            kept = row >= np.sort(row)[-params.top_k] if params.top_k else row >= row.max() + np.log(max(params.min_p, 1e-300))
+            assert kept[token]
+            assert logp == pytest.approx(row[token] - np.log(np.exp(row[kept]).sum()) if params.temperature else 0.0, abs=1e-4)
+
+
+def test_a_long_input_does_not_hold_up_those_that_sample(make):
+    engine, order = make(prefill_tokens=8, chunk_buckets=(4,)), []
+    plain = {name: getattr(engine, name) for name in ("extend", "generate")}
+    for name in plain:
+        setattr(engine, name, lambda *args, name=name, **kwargs: (order.append(name), plain[name](*args, **kwargs))[1])
+
+    async def main():
+        async with opened(engine, weights(0), gather_s=5.0) as sampler:
+            sessions = [await sampler.open() for _ in range(2)]
+            requests = zip(sessions, (prompt(0, 3), prompt(1, 25)), (GREEDY(20), GREEDY(2)), strict=True)
+            return await asyncio.gather(*(sampler.generate(*request) for request in requests))
+
+    first, late = asyncio.run(main())
+    assert list(first.ids) == greedy(weights(0), prompt(0, 3), 20)
+    assert list(late.ids) == greedy(weights(0), prompt(1, 25), 2)
+    assert order == ["extend", "generate"] * 6, "six chunks of the long input, four tokens of the other after each"
