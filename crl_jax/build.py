@@ -267,7 +267,12 @@ def _role(
         cache_dtype=jnp.dtype(role.serve_dtype),
     )
     layout = serving_layout(mesh)
-    sampler: Sampler = EngineSampler(engine, make_copy(role.serve_dtype, layout)(params), request_timeout_s=config.run.collect_timeout_s)
+    sampler: Sampler = EngineSampler(
+        engine,
+        make_copy(role.serve_dtype, layout)(params),
+        host_bytes=role.host_cache_mib * 2**20,
+        request_timeout_s=config.run.collect_timeout_s,
+    )
     stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
     return Role(
         name,

@@ -225,7 +225,7 @@ def _serving(name: str, role: RoleConfig, model: ModelConfig, replica: Mesh) -> 
         f"{width} tokens x {role.slots} slots of {length}, full",
         replica.size,
         width * forward_flops(model, tokens=role.slots, pairs=role.slots * length, logits=role.slots),
-        lambda: programs.generate.lower(program, params, state, None, slots, steps, width, True),
+        lambda: programs.generate.lower(program, params, state, programs.Tables(), slots, steps, width, True),
         keeps,
         loop_trips=width,
     )

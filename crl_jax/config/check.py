@@ -168,11 +168,8 @@ def _role(name: str, r: RoleConfig) -> Found:
         yield f"{name}.chunk_buckets", "needs at least one size, and sizes here and in row_buckets must be 1 or more, e.g. [16, 64]"
     if r.microbatches <= 0 or r.slots <= 0:
         yield name, "microbatches and slots must be positive"
-    if not r.chunk_buckets or min(*r.row_buckets, *r.chunk_buckets, 1) < 1:
-        yield (
-            f"{name}.chunk_buckets",
-            "sizes of a prefill dispatch: chunk_buckets needs one or more, and all (of row_buckets, too) positive",
-        )
+    if r.host_cache_mib < 0:
+        yield f"{name}.host_cache_mib", f"must be 0 or more, got {r.host_cache_mib}"
     if r.lora.rank < 0 or r.lora.alpha <= 0:
         yield f"{name}.lora", f"rank must be 0 (off) or more and alpha above 0, got {r.lora.rank} and {r.lora.alpha}"
     unknown = [target for target in r.lora.targets if target not in LORA_TARGETS]

@@ -104,6 +104,7 @@ class RoleConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     serve_dtype: Literal["float32", "bfloat16"] = "float32"  # of the sampler's weights and cache; training keeps float32 masters
     slots: int = 16  # sequences decoded together by the engine
+    host_cache_mib: int = 256  # host memory for keys and values of idle sessions that lost their slot; the rest is recomputed
     row_buckets: tuple[int, ...] = (
         8,
     )  # rows of a prefill dispatch, besides ``slots``; each pair with a chunk bucket is one compiled program
