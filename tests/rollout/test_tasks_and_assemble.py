@@ -79,6 +79,15 @@ def test_L25_L27_lost_episode_leaves_baseline_and_batch():
     assert counts["unscored"] == 1
 
 
+def test_R12_an_episode_out_of_turns_costs_no_other_its_reward():
+    first, late, last = _group("g", [1.0, 0.0, 1.0], []).episodes
+    group = Group("g", (first, dataclasses.replace(late, status=Status.TRUNCATED), last))
+    samples, counts = actor_samples([group], normalise="mean")
+    assert np.allclose([s.advantage for s in samples], [1 / 3, -2 / 3, 1 / 3])
+    assert counts["unscored"] == 0
+    assert success_rate(group.episodes) == (2, 3)
+
+
 def test_shared_group_id_is_refused():
     group = _group("g", [1.0], [0.0])
     with pytest.raises(ValueError, match="unique"):
