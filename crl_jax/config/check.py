@@ -164,8 +164,11 @@ def _role(name: str, r: RoleConfig) -> Found:
         yield f"{name}.optimizer", "lr, weight_decay, clip_norm and warmup_steps must be 0 or more, eps above 0"
     if not (0 <= o.b1 < 1 and 0 <= o.b2 < 1):
         yield f"{name}.optimizer", f"b1 and b2 must be in [0, 1), got {o.b1} and {o.b2}"
-    if not r.chunk_buckets or min(*r.chunk_buckets, *r.row_buckets, 1) < 1:
-        yield f"{name}.chunk_buckets", "needs at least one size, and sizes here and in row_buckets must be 1 or more, e.g. [16, 64]"
+    if not r.chunk_buckets or min(*r.row_buckets, *r.chunk_buckets, 1) < 1:
+        yield (
+            f"{name}.chunk_buckets",
+            "sizes of a prefill dispatch: chunk_buckets needs one or more, and all (of row_buckets, too) positive",
+        )
     if r.microbatches <= 0 or r.slots <= 0:
         yield name, "microbatches and slots must be positive"
     if r.host_cache_mib < 0:
