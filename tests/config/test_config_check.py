@@ -61,8 +61,6 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("actor.max_length=-5", "use 2 or more", id="C07-no-length"),
         pytest.param("actor.attention=cudnn", "set actor.compute_dtype=bfloat16", id="cudnn-float32"),
         pytest.param("telemetry.profile_steps=[5,5]", "must not be empty", id="profile"),
-        pytest.param("actor.chunk_buckets=[]", "at least one size", id="no-chunk-bucket"),
-        pytest.param("extractor.row_buckets=[0]", "`extractor.chunk_buckets`: needs at least one size", id="empty-row-bucket"),
         pytest.param("actor.lora.targets=[q,query]", "use one or more of ['q', 'k', 'v'", id="lora-target"),
         pytest.param("extractor.lora.rank=-1", "rank must be 0 (off) or more", id="lora-rank"),
         pytest.param("bank.merge_chunk=1", "2 or more entries", id="merge"),
