@@ -51,6 +51,7 @@ from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, TaskStream
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
+from crl_jax.serving.publisher import Serving
 from crl_jax.serving.sampler import EngineSampler, Sampler
 from crl_jax.sharding.reshard import make_copy, serving_layout
 from crl_jax.telemetry.profiler import ProfilerWindow
@@ -142,6 +143,7 @@ class Run:
         for role in (self.actor, self.extractor):
             if role is not None:
                 found |= {f"serve/{role.name}/{name}": value for name, value in role.sampler.stats().items()}
+                found |= {f"publish/{role.name}/{name}": value for name, value in role.published.metrics().items()}
         return found
 
     def describe(self, first_step: int) -> str:
@@ -266,12 +268,13 @@ def _role(
         chunk_buckets=role.chunk_buckets,
         cache_dtype=jnp.dtype(role.serve_dtype),
     )
-    layout = serving_layout(mesh)
+    serving = Serving(mesh, role.serve_dtype, serving_layout(mesh))
     sampler: Sampler = EngineSampler(
         engine,
-        make_copy(role.serve_dtype, layout)(params),
+        make_copy(serving.dtype, serving.layout)(params),
         host_bytes=role.host_cache_mib * 2**20,
         request_timeout_s=config.run.collect_timeout_s,
+        drain_timeout_s=role.publish.drain_timeout_s if role.publish.drain else 0.0,
     )
     stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
     return Role(
@@ -287,8 +290,8 @@ def _role(
         mesh=mesh,
         microbatches=role.microbatches,
         how=execution(role, mesh),
-        serve_dtype=role.serve_dtype,
-        serve_layout=layout,
+        serving=serving,
+        checksum=role.publish.checksum,
         lora=lora_of(role),
         adapter_seed=derive_seed(config.run.seed, name, "lora"),
     )

@@ -27,10 +27,11 @@ from crl_jax.learner.step import Sums, make_train_step
 from crl_jax.models.forward import Execution
 from crl_jax.models.lora import Lora, init_adapters
 from crl_jax.records import TrainBatch, TrainSample
+from crl_jax.serving.publisher import Published, Publisher, Serving
 from crl_jax.serving.sampler import Sampler
-from crl_jax.sharding.adapters import adapter_shardings, make_merge
+from crl_jax.sharding.adapters import adapter_shardings
 from crl_jax.sharding.mesh import DATA, FSDP
-from crl_jax.sharding.reshard import Layout, make_copy, unchanged
+from crl_jax.sharding.reshard import make_copy
 from crl_jax.sharding.rules import param_shardings
 
 Packing = Literal["padded", "sequences", "prefixes"]
@@ -88,7 +89,9 @@ class Buckets:
 class Role:
     """A learner and its sampler. Single-threaded except for the sampler, which serves any thread.
 
-    With ``lora`` the state holds adapters only and ``base`` the frozen weights, which another role may share; what is published is merged.
+    With ``lora`` the state holds adapters only and ``base`` the frozen weights, which another role may share; adapters are published and
+    merged on the serving side. ``serving``: how the sampler wants its weights (None: float32 where the learner has them). ``checksum``:
+    whether each publish is compared with what the learner holds. ``published`` is the newest publish.
     """
 
     def __init__(
@@ -106,23 +109,24 @@ class Role:
         mesh: jax.sharding.Mesh,
         microbatches: int = 1,
         how: Execution | None = None,
-        serve_dtype: Any = jnp.float32,
-        serve_layout: Layout = unchanged,
+        serving: Serving | None = None,
+        checksum: bool = True,
         lora: Lora | None = None,
         adapter_seed: int = 0,
     ) -> None:
         self.name, self.model_config, self.sampler, self.buckets, self.mesh, self.version = name, model_config, sampler, buckets, mesh, 0
         shardings = param_shardings(model_config, mesh)
         base = jax.device_put(params, shardings)
+        serving = serving or Serving(mesh)
         if lora is None:
-            trained, served = (
-                make_copy(jnp.float32)(base),
-                make_copy(serve_dtype, serve_layout),
-            )  # the step donates its state; the sampler keeps ``params``
+            trained = make_copy(jnp.float32)(base)  # the step donates its state; the sampler keeps ``params``
+            self.publisher = Publisher.of_weights(sampler, model_config, mesh, serving, checksum=checksum)
         else:
-            trained, served = init_adapters(base, lora, jax.random.key(adapter_seed)), make_merge(lora, serve_dtype, base, serve_layout)
+            trained = init_adapters(base, lora, jax.random.key(adapter_seed))
             shardings = adapter_shardings(trained, mesh)
-        self.base, self._served = None if lora is None else base, served
+            parts: dict[str, Any] = {"lora": lora, "base": base, "adapters": trained, "checksum": checksum}
+            self.publisher = Publisher.of_adapters(sampler, model_config, mesh, serving, **parts)
+        self.base, self.published = None if lora is None else base, Published(0, 0, {}, "")
         state = init_state(trained, optimizer)
         self.shardings = state_shardings(state, optimizer, shardings, mesh)
         self.state: LearnerState = jax.device_put(state, self.shardings)
@@ -148,10 +152,10 @@ class Role:
 
     def publish(self) -> None:
         """Hand the current weights to the sampler as the next version."""
+        self.published = self.publisher.publish(self.state.params, self.version + 1)
         self.version += 1
-        self.sampler.publish(self._served(self.state.params), self.version)
 
     def restore(self, state: LearnerState, version: int) -> None:
         """Continue from a saved state and serve its weights under the saved version."""
         self.state, self.version = jax.device_put(state, self.shardings), version
-        self.sampler.publish(self._served(self.state.params), version)
+        self.published = self.publisher.publish(self.state.params, version)

@@ -173,6 +173,11 @@ def _role(name: str, r: RoleConfig) -> Found:
         yield name, "microbatches and slots must be positive"
     if r.host_cache_mib < 0:
         yield f"{name}.host_cache_mib", f"must be 0 or more, got {r.host_cache_mib}"
+    if r.publish.drain_timeout_s <= 0:
+        yield (
+            f"{name}.publish.drain_timeout_s",
+            f"must be positive, got {r.publish.drain_timeout_s}: to wait for nothing set {name}.publish.drain=false",
+        )
     if r.lora.rank < 0 or r.lora.alpha <= 0:
         yield f"{name}.lora", f"rank must be 0 (off) or more and alpha above 0, got {r.lora.rank} and {r.lora.alpha}"
     unknown = [target for target in r.lora.targets if target not in LORA_TARGETS]

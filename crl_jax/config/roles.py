@@ -82,6 +82,15 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishConfig:
+    """How new weights come into the sampler. Tokens carry the version that sampled them either way."""
+
+    drain: bool = False  # true: running requests end with the weights they began with; false: all go on with the new ones at once
+    drain_timeout_s: float = 60.0  # longest wait for running requests to end; no other starts meanwhile
+    checksum: bool = True  # compare every leaf that arrived with the learner's, bit for bit
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoleConfig:
     """What the actor and the extractor have in common."""
 
@@ -103,6 +112,7 @@ class RoleConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     serve_dtype: Literal["float32", "bfloat16"] = "float32"  # of the sampler's weights and cache; training keeps float32 masters
+    publish: PublishConfig = field(default_factory=PublishConfig)
     slots: int = 16  # sequences decoded together by the engine
     host_cache_mib: int = 256  # host memory for keys and values of idle sessions that lost their slot; the rest is recomputed
     row_buckets: tuple[int, ...] = (

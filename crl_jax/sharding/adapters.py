@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from crl_jax.models.lora import Lora, merge
 from crl_jax.models.params import Params, flatten, unflatten
-from crl_jax.sharding.reshard import Layout, unchanged
+from crl_jax.sharding.reshard import Layout, cast, unchanged
 from crl_jax.sharding.rules import rule_for
 
 
@@ -31,11 +30,13 @@ def adapter_shardings(adapters: Params, mesh: Mesh) -> Params:
     return unflatten({name: placed(name) for name in flatten(adapters)})
 
 
-def make_merge(lora: Lora, dtype: Any, base: Params, layout: Layout = unchanged) -> Callable[[Params], Params]:
-    """``merged(adapters) -> params`` over ``base``, compiled, in ``dtype`` and ``layout``; shares no buffer with ``base``."""
+def make_merge(lora: Lora, dtype: Any, base: Params, layout: Layout = unchanged, *, where: Any = None) -> Callable[[Params], Params]:
+    """``merged(adapters) -> params`` over ``base``, compiled, in ``dtype`` and ``layout``; shares no buffer with ``base``.
 
-    def cast(base: Params, adapters: Params) -> Params:
-        merged = merge(base, adapters, lora)
-        return layout(jax.tree.map(lambda leaf: jnp.copy(leaf) if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype), merged))
+    ``where``: sharding of the result, one for all leaves or one at each (None: the compiler's choice).
+    """
 
-    return functools.partial(jax.jit(cast), base)
+    def merged(base: Params, adapters: Params) -> Params:
+        return layout(cast(merge(base, adapters, lora), dtype))
+
+    return functools.partial(jax.jit(merged) if where is None else jax.jit(merged, out_shardings=where), base)

@@ -37,7 +37,7 @@ def make_reshard(config: ModelConfig, target: Mesh, dtype: Any) -> Callable[[Par
     Raises ValueError when the model does not fit ``target``.
     """
 
-    return jax.jit(_cast(dtype), out_shardings=param_shardings(config, target))
+    return jax.jit(lambda params: cast(params, dtype), out_shardings=param_shardings(config, target))
 
 
 Layout = Callable[[Params], Params]
@@ -55,12 +55,13 @@ def unchanged(params: Params) -> Params:
 
 def make_copy(dtype: Any, layout: Layout = unchanged) -> Callable[[Params], Params]:
     """``copy(params) -> params`` in ``dtype`` and ``layout``, each where it is."""
-    cast = _cast(dtype)
-    return jax.jit(lambda params: layout(cast(params)))
+    return jax.jit(lambda params: layout(cast(params, dtype)))
 
 
-def _cast(dtype: Any) -> Callable[[Params], Params]:
-    def cast(params: Params) -> Params:
-        return jax.tree.map(lambda leaf: jnp.copy(leaf) if leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype), params)
+def cast(params: Params, dtype: Any) -> Params:
+    """Copies of the parameters in ``dtype`` (None: each in its own), for use inside a compiled program: never the argument's buffers."""
 
-    return cast
+    def copied(leaf: Any) -> Any:
+        return jnp.copy(leaf) if dtype is None or leaf.dtype == jnp.dtype(dtype) else leaf.astype(dtype)
+
+    return jax.tree.map(copied, params)
