@@ -53,7 +53,7 @@ from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.publisher import Serving
 from crl_jax.serving.sampler import EngineSampler, Sampler
-from crl_jax.sharding.reshard import make_copy, serving_layout
+from crl_jax.sharding.reshard import make_copy, make_reshard, serving_layout
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
@@ -263,15 +263,17 @@ def _role(
         max_slots=role.slots,
         max_length=role.max_length,
         trie=trie,
-        mesh=mesh if mesh.size > 1 else None,
+        mesh=parts.serve_mesh if mesh.size > 1 else None,
+        split_rows=role.serve_tensor > 0 and mesh.size > 1,
         row_buckets=role.row_buckets,
         chunk_buckets=role.chunk_buckets,
         cache_dtype=jnp.dtype(role.serve_dtype),
     )
-    serving = Serving(mesh, role.serve_dtype, serving_layout(mesh))
+    serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(mesh))
+    first = make_copy(serving.dtype, serving.layout) if serving.mesh == mesh else make_reshard(model, serving.mesh, serving.dtype)
     sampler: Sampler = EngineSampler(
         engine,
-        make_copy(serving.dtype, serving.layout)(params),
+        first(params),
         host_bytes=role.host_cache_mib * 2**20,
         request_timeout_s=config.run.collect_timeout_s,
         drain_timeout_s=role.publish.drain_timeout_s if role.publish.drain else 0.0,

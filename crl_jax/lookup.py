@@ -31,6 +31,7 @@ from crl_jax.rollout.agent import ActorPrompts
 from crl_jax.rollout.tasks import Goal, fixed_tasks
 from crl_jax.seeds import derive_seed
 from crl_jax.sharding.mesh import DATA, FSDP, make_mesh
+from crl_jax.sharding.reshard import serving_mesh
 from crl_jax.sharding.rules import check_divisible, param_shardings
 from envs import registry
 from envs.parse import parse_action
@@ -40,11 +41,12 @@ ACTOR_PROMPTS = pathlib.Path(__file__).parent / "rollout" / "actor_prompts.json"
 
 @dataclasses.dataclass(frozen=True)
 class RoleParts:
-    """What the settings of one role name."""
+    """What the settings of one role name. ``serve_mesh`` has the devices of ``mesh``."""
 
     codec: ChatCodec
     model: ModelConfig
     mesh: jax.sharding.Mesh
+    serve_mesh: jax.sharding.Mesh
     params: Params
 
 
@@ -134,6 +136,12 @@ def role_parts(config: Config, name: str, params: Params | None = None) -> RoleP
         check_divisible(model, mesh)
         if wrong := undivided_rows(config, name, mesh.shape[DATA] * mesh.shape[FSDP]):
             raise ValueError(wrong)
+    with _about(f"{name}.serve_tensor"):
+        serve_mesh = serving_mesh(mesh, role.serve_tensor) if role.serve_tensor else mesh
+        check_divisible(model, serve_mesh)
+        replicas = mesh.size // role.serve_tensor if role.serve_tensor else 1
+        if role.slots % replicas:
+            raise ValueError(f"{name}.slots={role.slots} does not divide over {replicas} replicas: use a multiple of {replicas}")
     with _about(f"{name}.scan_layers"):
         if role.scan_layers:
             check_scan(model)
@@ -144,7 +152,7 @@ def role_parts(config: Config, name: str, params: Params | None = None) -> RoleP
         if params is None:
             shardings = param_shardings(model, mesh) if mesh.size > 1 else None
             params = load_params(role.weights, model, seed=derive_seed(config.run.seed, name, "init"), shardings=shardings)
-    return RoleParts(codec, model, mesh, params)
+    return RoleParts(codec, model, mesh, serve_mesh, params)
 
 
 def check_actions(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> None:

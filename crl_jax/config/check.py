@@ -178,6 +178,8 @@ def _role(name: str, r: RoleConfig) -> Found:
             f"{name}.publish.drain_timeout_s",
             f"must be positive, got {r.publish.drain_timeout_s}: to wait for nothing set {name}.publish.drain=false",
         )
+    if r.serve_tensor < 0:
+        yield f"{name}.serve_tensor", f"must be 0 (the learner's placement) or more, got {r.serve_tensor}"
     if r.lora.rank < 0 or r.lora.alpha <= 0:
         yield f"{name}.lora", f"rank must be 0 (off) or more and alpha above 0, got {r.lora.rank} and {r.lora.alpha}"
     unknown = [target for target in r.lora.targets if target not in LORA_TARGETS]

@@ -112,6 +112,7 @@ class RoleConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     serve_dtype: Literal["float32", "bfloat16"] = "float32"  # of the sampler's weights and cache; training keeps float32 masters
+    serve_tensor: int = 0  # devices that share one copy of the sampler's weights, slots split over the copies; 0 = sampled where it trains
     publish: PublishConfig = field(default_factory=PublishConfig)
     slots: int = 16  # sequences decoded together by the engine
     host_cache_mib: int = 256  # host memory for keys and values of idle sessions that lost their slot; the rest is recomputed

@@ -84,7 +84,9 @@ class SlotEngine:
     are computed between two of them (None: one full dispatch); ``cache_dtype`` the type of the cached keys and values. ``pieces``, the
     bytes of each token (``models.pieces``), make stop strings possible, with ``stop_states`` states for all those in use at a time. With a
     mesh the cache is split over its ``tensor`` axis by kv heads (replicated when there is no such axis); the parameters are used as they
-    are placed.
+    are placed. ``split_rows`` splits the slots over the other axes (``sharding.reshard.serving_mesh``): each replica then computes its own
+    slots only. Every dispatch is over all slots then, whatever ``row_buckets`` says: gathering some would move their caches between
+    devices.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class SlotEngine:
         stop_states: int = 64,
         prefill_tokens: int | None = None,
         mesh: Mesh | None = None,
+        split_rows: bool = False,
         cache_dtype: Any = jnp.float32,
     ) -> None:
         if max_slots < 1 or max_length < 2:
@@ -113,12 +116,15 @@ class SlotEngine:
         self.max_steps = max_steps
         self.max_stop_ids = max_stop_ids
         self.trie = trie
-        self.row_buckets = (*sorted(b for b in row_buckets if b < max_slots), max_slots)
+        self.split_rows = split_rows
+        self.row_buckets = (*sorted(b for b in row_buckets if b < max_slots and not split_rows), max_slots)
         self.chunk_buckets = tuple(sorted({min(c, max_length) for c in chunk_buckets}))
         self._mesh = mesh
         self.prefill_tokens = prefill_tokens or self.row_buckets[-1] * self.chunk_buckets[-1]
         self.stops = None if pieces is None else StopTable(_for_rows(pieces, config.vocab_size), stop_states)
-        self._program = programs.Program(config, _cache_sharding(config, mesh), max_stop_ids, max_forbidden_ids, cache_dtype)
+        self._program = programs.Program(
+            config, _cache_sharding(config, mesh, max_slots if split_rows else 0), max_stop_ids, max_forbidden_ids, cache_dtype
+        )
         trie_tables = () if trie is None else (jnp.asarray(trie.allowed), jnp.asarray(trie.next_state))
         self._tables = programs.Tables(*trie_tables)
         self._stops_version = -1
@@ -240,7 +246,8 @@ def _for_rows(pieces: Sequence[bytes], vocab_size: int) -> list[bytes]:
     return [*pieces, *[b""] * (vocab_size - len(pieces))]
 
 
-def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None) -> NamedSharding | None:
+def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None, rows: int) -> NamedSharding | None:
+    """Where a cache of ``rows`` rows to be split lies (0: rows are whole)."""
     if mesh is None:
         return None
     if "tensor" not in mesh.axis_names:
@@ -248,4 +255,7 @@ def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None) -> Named
     parts = mesh.shape["tensor"]
     if config.n_kv_heads % parts:
         raise ValueError(f"mesh axis `tensor`={parts} does not divide n_kv_heads={config.n_kv_heads}: use a divisor of n_kv_heads")
-    return NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    others = tuple(axis for axis in mesh.axis_names if axis != "tensor")
+    if rows % (mesh.size // parts):
+        raise ValueError(f"max_slots={rows} does not divide over {mesh.size // parts} replicas: use a multiple of {mesh.size // parts}")
+    return NamedSharding(mesh, PartitionSpec(others if rows else None, "tensor"))

@@ -81,8 +81,10 @@ class JetStreamEngine(SlotEngine, engine_api.Engine):  # type: ignore[misc]
     ) -> programs.DecodeState:
         """The prefix of ``padded_tokens[:true_length]``, after ``existing_prefix`` if given (which is left intact).
 
-        Raises ValueError when it leaves no room for one token.
+        Raises ValueError when it leaves no room for one token, or the engine splits its rows over replicas.
         """
+        if self.split_rows:
+            raise ValueError("one prompt cannot be split over replicas: prefill on an engine built with split_rows=False")
         tokens = np.asarray(padded_tokens).reshape(-1)[:true_length].tolist()
         if existing_prefix is None:
             prefix, start = programs.init_state(self._program, 1, self.max_length), 0

@@ -123,34 +123,27 @@ class Publisher:
         merge = make_merge(lora, serving.dtype, kept, serving.layout, where=where)
         return Publisher(sampler, transfer, merge, checksum=checksum, **options)
 
-    def prepare(self, params: Params) -> Params:
-        """The weights as the sampler wants them, without handing them over; compared like those of ``publish``."""
-        return self._prepare(params, {})[0]
-
     def publish(self, params: Params, version: int) -> Published:
         """Hands ``params`` (the learner's weights, or its adapters) to the sampler as ``version``; returns when the sampler has taken them.
 
         Raises ValueError for missing or unknown leaves, ChecksumMismatch when something else arrived than was sent, TimeoutError when the
         sampler drains and does not get there in time. After an error the sampler goes on with the weights it had.
         """
-        seconds: dict[str, float] = {}
-        served, checksum = self._prepare(params, seconds)
-        began = self._clock()
-        self.sampler.publish(served, version)
-        seconds["swap"] = self._clock() - began
-        return Published(version, self.transfer.nbytes, seconds, checksum)
+        seconds, began, checksum = dict[str, float](), self._clock(), ""
 
-    def _prepare(self, params: Params, seconds: dict[str, float]) -> tuple[Params, str]:
-        """The weights on the serving side and their checksum; writes the phases' ``seconds``."""
-        began = self._clock()
-        served, checksum = self.transfer(params), ""
-        copied = self._clock()
-        seconds["copy"] = copied - began
+        def ended(phase: str) -> None:
+            nonlocal began
+            now = self._clock()
+            seconds[phase], began = now - began, now
+
+        served = self.transfer(params)
+        ended("copy")
         if self._checksum:
             checksum = self.transfer.check(params, served)
-            seconds["checksum"] = self._clock() - copied
+            ended("checksum")
         if self._merge is not None:
-            began = self._clock()
             served = jax.block_until_ready(self._merge(served))
-            seconds["merge"] = self._clock() - began
-        return served, checksum
+            ended("merge")
+        self.sampler.publish(served, version)
+        ended("swap")
+        return Published(version, self.transfer.nbytes, seconds, checksum)

@@ -95,5 +95,5 @@ def _part_sum(leaf: Any, spec: PartitionSpec, dtype: Any) -> UInt32[Array, ""]:
         stride = stride * values.shape[dim] * parts % 2**32
     mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(_FACTOR)
     mixed ^= mixed >> 13
-    rows = jnp.sum(mixed, axis=0, dtype=jnp.uint32)  # first over rows: several times as fast on CPU as all at once
+    rows = jnp.sum(mixed, axis=0, dtype=jnp.uint32)  # first over rows: as fast as memory is read on CPU, all at once is not
     return jnp.sum(rows, dtype=jnp.uint32)

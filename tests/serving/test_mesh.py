@@ -46,3 +46,9 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused():
     mesh = jax.make_mesh((4,), ("tensor",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     with pytest.raises(ValueError, match="n_kv_heads=2"):
         SlotEngine(CONFIG, max_slots=2, max_length=32, mesh=mesh)
+
+
+def test_slots_that_do_not_divide_over_the_replicas_are_refused():
+    mesh = jax.make_mesh((4, 1), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    with pytest.raises(ValueError, match="max_slots=6 does not divide over 4 replicas: use a multiple of 4"):
+        SlotEngine(CONFIG, max_slots=6, max_length=32, mesh=mesh, split_rows=True)

@@ -193,9 +193,11 @@ def greedy(params, prompt, n: int) -> list[int]:
 @pytest.mark.parametrize("tensor", [2, 8])
 def test_R14_requests_in_flight_go_on_with_the_published_weights_and_change_version_once(tensor) -> None:
     target = serving_mesh(learner_mesh(), tensor)
-    engine = SlotEngine(UNTIED, max_slots=4, max_length=LENGTH, row_buckets=(), chunk_buckets=(16,), max_steps=4, mesh=target)
-    prompts = [np.random.default_rng(i).integers(0, 40, 4 + i).tolist() for i in range(6)]
+    engine = SlotEngine(UNTIED, max_slots=4, max_length=LENGTH, chunk_buckets=(16,), max_steps=4, mesh=target, split_rows=True)
+    prompts = [np.random.default_rng(i).integers(0, 40, 10 + i).tolist() for i in range(6)]
+    prompts[3] = prompts[0]  # copied from a slot of another replica
     ask = SamplingParams(12, temperature=0.0)
+    assert engine.row_buckets == (4,)
     old, new = on_learner(UNTIED, 0), on_learner(UNTIED, 1)
 
     async def main():
@@ -230,6 +232,7 @@ def test_R14_requests_in_flight_go_on_with_the_published_weights_and_change_vers
 
     crowd, later, stats = asyncio.run(main())
     assert stats["swaps"] == 1
+    assert stats["shared_tokens"] >= len(prompts[0]) - 1
     splits = [completion.versions.count(0) for completion in crowd]
     assert splits[:4] == [8] * 4, "two dispatches of four tokens were on their way"
     for prompt, completion, split in zip(prompts, crowd, splits, strict=True):
@@ -238,6 +241,8 @@ def test_R14_requests_in_flight_go_on_with_the_published_weights_and_change_vers
         assert before == greedy(random_weights(UNTIED, 0), prompt, split)
         assert list(completion.ids[split:]) == greedy(random_weights(UNTIED, 1), [*prompt, *before], 12 - split)
     assert later.versions == (1,) * 12
+    own = engine.init_decode_state().cache.k[0].addressable_shards
+    assert {shard.data.shape[:2] for shard in own} == {(4 * tensor // 8, 8 // tensor)} if tensor < 8 else {(4, 1)}, "rows over replicas"
     again = asyncio.run(fresh())
     assert later.ids == again.ids
     np.testing.assert_allclose(later.logps, again.logps, atol=1e-5)
