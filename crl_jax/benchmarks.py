@@ -19,6 +19,7 @@ SCRIPTS = {
     "peers": ("run_peers.py", "the same step and those of google-tunix and TRL, interleaved: --peers FOLDER with their environments"),
     "step-smollm2": ("bench_step_smollm2.py", "one update at the shape of SmolLM2-135M: share of the matmul peak"),
     "load": ("load_memory.py", "host memory while a checkpoint is loaded onto a mesh"),
+    "publish": ("bench_publish.py", "a swap of weights on eight virtual devices: bytes, seconds by phase, checksum, tokens after it"),
     "gpu": ("bench_gpu.py", "the update on an NVIDIA GPU: model FLOPs utilisation"),
 }
 
