@@ -38,6 +38,9 @@ def test_environments_that_do_not_exist(overrides: list[str], message: str) -> N
         pytest.param("actor.tokenizer=/none.txt", "`actor.tokenizer`", id="tokenizer"),
         pytest.param("actor.mesh.data=50", "`actor.mesh`: mesh data=50", id="mesh"),
         pytest.param("actor.mesh.data=0", "`actor.mesh`: the 100 rows of an update do not divide over", id="rows-over-all-devices"),
+        pytest.param("actor.mesh.data=4 actor.serve_tensor=3", "`actor.serve_tensor`: serve_tensor=3 does not divide", id="replicas"),
+        pytest.param("actor.mesh.data=4 actor.serve_tensor=2", "`actor.serve_tensor`: mesh axis `tensor`=2", id="replica-too-wide"),
+        pytest.param("actor.mesh.data=4 actor.serve_tensor=1 actor.slots=6", "actor.slots=6 does not divide over 4", id="slots"),
         pytest.param("actor.attention=splash", "`actor.attention`: the splash kernel runs on TPUs only", id="kernel-of-a-tpu"),
         pytest.param(
             "actor.model=gemma3-270m actor.weights=random actor.scan_layers=true",

@@ -4,8 +4,9 @@ Owns: which functions a run jits, with which shapes, types and placements. Promi
 (``learner.step``, ``serving.programs``, ``models.embedder``, ``sharding.reshard``), at their largest shapes; no array is made.
 Does not: compile (``compile``).
 
-Each role has the slice to itself: its learner on the whole mesh, its sampler in replicas of ``mesh.tensor`` chips with all weights. A run
-in one process serves on the learner's mesh so far; ``reshard`` is the copy to replicas that ``sharding.reshard`` offers.
+Each role has the slice to itself: its learner on the whole mesh, its sampler in replicas of ``mesh.tensor`` chips with all weights and
+``slots`` sequences each. A run with ``serve_tensor`` has such replicas in one program, its slots split over them; without, it samples on
+the learner's mesh.
 """
 
 from __future__ import annotations

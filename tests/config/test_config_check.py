@@ -63,6 +63,8 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("telemetry.profile_steps=[5,5]", "must not be empty", id="profile"),
         pytest.param("actor.lora.targets=[q,query]", "use one or more of ['q', 'k', 'v'", id="lora-target"),
         pytest.param("extractor.lora.rank=-1", "rank must be 0 (off) or more", id="lora-rank"),
+        pytest.param("actor.publish.drain_timeout_s=0", "set actor.publish.drain=false", id="A13-drain-without-a-deadline"),
+        pytest.param("extractor.serve_tensor=-1", "must be 0 (the learner's placement) or more", id="serve-tensor"),
         pytest.param("bank.merge_chunk=1", "2 or more entries", id="merge"),
     ],
 )

@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from crl_jax.models import transformer
 from crl_jax.records import SamplingParams
-from crl_jax.serving.engine import Row, SlotEngine
+from crl_jax.serving.engine import Row, SlotEngine, host_row
 
 CONFIG = transformer.ModelConfig("tiny", 40, 16, 2, 4, 2, 8, 32, tie_embeddings=False)
 
@@ -52,3 +52,18 @@ def test_slots_that_do_not_divide_over_the_replicas_are_refused():
     mesh = jax.make_mesh((4, 1), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
     with pytest.raises(ValueError, match="max_slots=6 does not divide over 4 replicas: use a multiple of 4"):
         SlotEngine(CONFIG, max_slots=6, max_length=32, mesh=mesh, split_rows=True)
+
+
+def test_a_row_that_moves_to_the_host_and_back_is_the_same_on_split_rows():
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    params = jax.device_put(transformer.init(CONFIG, jax.random.key(0)), NamedSharding(mesh, PartitionSpec()))
+    engine = SlotEngine(CONFIG, max_slots=4, max_length=32, chunk_buckets=(16,), mesh=mesh, split_rows=True)
+    rows = [Row(i, 0, list(range(3 + i, 11)), 11, 8, SamplingParams(8)) for i in range(4)]
+    state = engine.extend(params, engine.init_decode_state(), rows)
+    before = jax.tree.map(np.asarray, state.cache)
+    row = host_row(engine.save(state, 1, 16))
+    state = engine.load(state, 2, row)  # from the first replica to the second
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state.cache), strict=True):
+        assert new.sharding.spec[0] == ("data",) or new.sharding.spec[0] == "data"
+        np.testing.assert_array_equal(new[2, :, :7, :7], old[1, :, :7, :7])
+        np.testing.assert_array_equal(np.asarray(new)[[0, 1, 3]], old[[0, 1, 3]])

@@ -13,6 +13,7 @@ from crl_jax.models.params import flatten
 from crl_jax.models.presets import TINY
 from crl_jax.models.transformer import param_shapes
 from crl_jax.models.transposed import transposed
+from crl_jax.sharding import checksum
 from crl_jax.sharding.checksum import ChecksumMismatch, compare_sums, join_sums, make_sums
 from crl_jax.sharding.mesh import make_mesh
 from crl_jax.sharding.reshard import serving_mesh
@@ -46,6 +47,14 @@ def test_every_copy_on_every_placement_has_the_sum_of_the_definition(spec, copie
     values = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
     found = sums_of(values, spec, make_mesh(2, 2, 2), dtype)
     assert found.tolist() == [by_hand(values.astype(dtype))] * copies
+
+
+@pytest.mark.parametrize("shape", [(37, 8), (24, 8), (64,), (3, 40)])
+def test_leaves_are_summed_in_blocks_and_remainders(shape, monkeypatch) -> None:
+    monkeypatch.setattr(checksum, "_BLOCK", 40)
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    spec = (None, "tensor") if len(shape) == 2 else ()
+    assert set(sums_of(values, spec, make_mesh(2, 2, 2)).tolist()) == {by_hand(values)}
 
 
 def test_the_transposed_layout_has_the_sums_of_the_plain_one() -> None:
