@@ -9,6 +9,7 @@ against malice.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,20 +36,30 @@ class ChecksumMismatch(RuntimeError):
 
 
 def make_sums(where: Params, dtype: Any = None) -> Callable[[Params], UInt32[Array, "N L"]]:
-    """``sums(params)``, compiled: for each of the N devices of the mesh the sum of its part of each of the L leaves.
+    """``sums(params)``, from compiled programs: for each of the N devices of the mesh the sum of its part of each of the L leaves.
 
     ``where`` is the tree with a NamedSharding at each leaf (at a ``Transposed`` one that of its stored array), all on one mesh with the
     axes of ``sharding.mesh``. Values are cast to ``dtype`` first (None: as they are): float32 masters then have the sums of a bf16 copy.
     """
-    specs = jax.tree.map(lambda one: one.spec, where)
+    flat: dict[str, NamedSharding] = flatten(where)
     mesh = jax.tree.leaves(where)[0].mesh
-    flat = flatten(specs)
 
-    def per_device(params: Params) -> UInt32[Array, "1 L"]:
+    @functools.cache
+    def part(spec: PartitionSpec) -> Any:
+        """Compiled once for each shape, where one program for all leaves would hold the same loop once for each leaf."""
+
+        def per_device(leaf: Any) -> UInt32[Array, "1"]:
+            return _part_sum(leaf, spec, dtype)[None]
+
+        return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=(spec,), out_specs=PartitionSpec(AXES), check_vma=False))
+
+    together = jax.jit(lambda parts: jnp.stack(parts, axis=1), out_shardings=NamedSharding(mesh, PartitionSpec(AXES)))
+
+    def sums(params: Params) -> UInt32[Array, "N L"]:
         leaves = flatten(params)
-        return jnp.stack([_part_sum(leaves[name], spec, dtype) for name, spec in flat.items()])[None]
+        return together([part(place.spec)(leaves[name]) for name, place in flat.items()])
 
-    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(AXES), check_vma=False))
+    return sums
 
 
 def join_sums(sums: UInt32[np.ndarray, "N L"], where: Params) -> dict[str, UInt32[np.ndarray, " copies"]]:
