@@ -2,14 +2,16 @@
 
 Usage:  python tests/bench/bench_publish.py [--swaps 5] [--core 0] [--out docs/results/publish.json]
 
-A model of SmolLM2-135M's sizes, but 8 query and 4 key/value heads of width 72 (9 and 3 do not divide over two devices) and a head of its own
-(random tied weights repeat one token), float32, lies on a learner's mesh data=2, fsdp=2, tensor=2 and is published to samplers of two devices each, four replicas. Between swaps the weights change in
-a program that takes over their buffers, as a train step does. The value is the best swap (copy, checksum and hand-over) in seconds. The
-details compare it with the best ``jax.device_put`` of the same arrays to the same placement, taken in turns with the swaps, and a copy of
-its result: what ``device_put`` gives shares memory between replicas here, so by itself it does not move all bytes.
+A model of SmolLM2-135M's sizes, but 8 query and 4 key/value heads of width 72 (9 and 3 do not divide over two devices) and a head of its
+own (random tied weights repeat one token), float32, lies on a learner's mesh data=2, fsdp=2, tensor=2 and is published to samplers of two
+devices each, four replicas. Between swaps the weights change in a program that takes over their buffers, as a train step does. The value is
+the best swap (copy, checksum and hand-over) in seconds. The details compare it with the best ``jax.device_put`` of the same arrays to the
+same placement, taken in turns with the swaps, and a copy of its result: what ``device_put`` gives shares memory between replicas here, so
+by itself it does not move all bytes.
 
 The goal: every swap brings the bits that ``device_put`` brings, and a request that is half done at a swap goes on, and a new one begins,
-with just the greedy tokens that a new engine gives for those weights. Devices are threads of one process here, so "moving" is copying in memory and all share the given core.
+with just the greedy tokens that a new engine gives for those weights. Devices are threads of one process here, so "moving" is copying in
+memory and all share the given core.
 """
 
 from __future__ import annotations
