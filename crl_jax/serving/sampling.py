@@ -1,11 +1,11 @@
 """Sampling one token per row from logits, with everything about a request carried by its own row.
 
-Owns: temperature, min-p, top-k, top-p, forbidden ids, the constraint mask, the random numbers, and the two log-probabilities reported.
+Owns: temperature, min-p, top-k, top-p, forbidden ids, the constraint mask, and the two log-probabilities reported.
 Promises: a row's token depends only on its logits, its parameters, its seed and its counter, never on its neighbours or its place in the
 batch; greedy rows take the lowest id among equals; the first log-probability is that of the *untruncated* softmax at the row's
 temperature over the allowed ids (greedy rows: at temperature 1), because that is what the learner can recompute; the second is that of
 the distribution the token was drawn from (greedy rows: 0).
-Does not: know about caches, slots or stop ids.
+Does not: draw (``draw``), know about caches, slots or stop ids.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from crl_jax.serving.draw import choose
 
 _EDGE = 1e-6  # float32 rounding of a cumulative sum: a mass within this of top_p counts as reached
 
@@ -39,27 +41,30 @@ def sample(
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
     """Token ids and their two log-probabilities (natural log, see the module's promise).
 
-    ``allowed`` is ``ActionTrie.allowed``; None means that no row is constrained. Random numbers are Gumbel noise from
-    fold_in(fold_in(key(0), seed), counter), one draw per vocabulary entry. The sort that truncation needs runs only when some row asks for
-    it.
+    ``allowed`` is ``ActionTrie.allowed``; None means that no row is constrained. The sort that truncation needs runs only when some
+    row asks for it.
     """
     greedy = rows.temperature <= 0
     scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, rows.temperature)[:, None]
     if allowed is not None:
         scaled = jnp.where(allowed_mask(rows.state, allowed, logits.shape[-1]), scaled, -jnp.inf)
-    mass = jax.nn.logsumexp(scaled, axis=-1)
 
     truncated = ((rows.top_p < 1) | (rows.top_k > 0) | (rows.min_p > 0)) & ~greedy
     restricts = truncated | jnp.any(rows.forbidden >= 0, axis=-1)
 
-    def restricted() -> tuple[Float[Array, "B V"], Float[Array, " B"]]:
+    def drawn(kept: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+        return choose(kept, greedy, rows.seed, rows.counter)
+
+    def restricted() -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
         free = forbid(scaled, rows.forbidden)
         kept = jax.lax.cond(jnp.any(truncated), lambda: truncate(free, rows), lambda: free)
-        return kept, jax.nn.logsumexp(kept, axis=-1)
+        return *drawn(kept), jax.nn.logsumexp(scaled, axis=-1)
 
-    kept, kept_mass = jax.lax.cond(jnp.any(restricts), restricted, lambda: (scaled, mass))
-    noisy = jax.lax.cond(jnp.all(greedy), lambda: kept, lambda: jnp.where(greedy[:, None], kept, kept + _gumbel(rows, logits.shape[-1])))
-    ids = jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+    def unrestricted() -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
+        ids, mass = drawn(scaled)
+        return ids, mass, mass
+
+    ids, kept_mass, mass = jax.lax.cond(jnp.any(restricts), restricted, unrestricted)
     chosen = jnp.take_along_axis(scaled, ids[:, None], axis=-1)[:, 0]
     return ids, chosen - mass, jnp.where(greedy, 0.0, chosen - kept_mass)
 
@@ -95,13 +100,3 @@ def truncate(scaled: Float[Array, "B V"], rows: RowParams) -> Float[Array, "B V"
     in_p = (before < top_p - _EDGE) | (top_p >= 1) | (rank == 0)
     keep = jnp.zeros(scaled.shape, bool).at[jnp.arange(scaled.shape[0])[:, None], order].set(in_k & in_p)
     return jnp.where(keep, scaled, -jnp.inf)
-
-
-def _gumbel(rows: RowParams, vocab: int) -> Float[Array, "B V"]:
-    """Gumbel noise per row from the row's own seed and counter."""
-    root = jax.random.key(0, impl="threefry2x32")
-
-    def draw(seed: Int[Array, ""], counter: Int[Array, ""]) -> Float[Array, " V"]:
-        return jax.random.gumbel(jax.random.fold_in(jax.random.fold_in(root, seed), counter), (vocab,), jnp.float32)
-
-    return jax.vmap(draw)(rows.seed, rows.counter)
