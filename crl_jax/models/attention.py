@@ -75,15 +75,25 @@ def attend(
 
     The group and the query axis are merged, so both products are plain batched matrix products over (B, K).
     """
+    kv, t = k.shape[1], q.shape[1]
+    grouped = group_queries(q, kv)
+    scores = jnp.einsum("bkmh,bkhs->bkms", grouped, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores.reshape(q.shape[0], kv, -1, *mask.shape[1:]), MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).reshape(*grouped.shape[:3], -1).astype(v.dtype)
+    return ungroup(jnp.einsum("bkms,bksh->bkmh", weights, v), t)
+
+
+def group_queries(q: Float[Array, "B T H h"], kv_heads: int) -> Float[Array, "B K M h"]:
+    """Queries by the key/value head they share; M = group * T."""
     b, t, heads, h = q.shape
-    kv = k.shape[1]
-    group = heads // kv
-    q = q.reshape(b, t, kv, group, h).transpose(0, 2, 3, 1, 4).reshape(b, kv, group * t, h)
-    scores = jnp.einsum("bkmh,bkhs->bkms", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores.reshape(b, kv, group, t, -1), MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).reshape(b, kv, group * t, -1).astype(v.dtype)
-    out = jnp.einsum("bkms,bksh->bkmh", weights, v)
-    return out.reshape(b, kv, group, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, heads * h)
+    group = heads // kv_heads
+    return q.reshape(b, t, kv_heads, group, h).transpose(0, 2, 3, 1, 4).reshape(b, kv_heads, group * t, h)
+
+
+def ungroup(out: Float[Array, "B K M h"], t: int) -> Float[Array, "B t H*h"]:
+    """What was found for grouped queries (``group_queries``), heads side by side."""
+    b, kv, m, h = out.shape
+    return out.reshape(b, kv, m // t, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, kv * (m // t) * h)
 
 
 def cudnn_attention(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from crl_jax.models.attention import attend
+from crl_jax.models.cache import KVCache, attend_cached, reach, write
 from crl_jax.models.config import ModelConfig, RopeScaling
 from crl_jax.models.matmul import matmul
 
@@ -26,22 +26,6 @@ ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": functools.partial(jax.nn.gelu, 
 
 Place = Callable[[Array], Array]
 """Puts an array where it is to be on a mesh, and its gradient too."""
-
-
-class KVCache(NamedTuple):
-    """Keys and values of every layer, one array per layer: keys ``[rows, kv_heads, head_dim, length]``, values
-    ``[rows, kv_heads, length, head_dim]``, so that both products of attention are plain ones.
-
-    Separate arrays per layer and heads before slots are 2-4 times faster on CPU than one stacked array.
-    """
-
-    k: tuple[Float[Array, "rows K h S"], ...]
-    v: tuple[Float[Array, "rows K S h"], ...]
-
-    @property
-    def length(self) -> int:
-        """Positions each row can hold."""
-        return self.v[0].shape[2]
 
 
 class Rotary(NamedTuple):
@@ -98,34 +82,6 @@ def rotate(x: Float[Array, "B T H h"], angles: Rotary) -> Float[Array, "B T H h"
     """Rotate the pairs (i, i + head_dim/2), the rotate-half convention; float32."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin], axis=-1)
-
-
-def write(
-    cache: KVCache, layer: int, k: Float[Array, "B T K h"], v: Float[Array, "B T K h"], at: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """The layer's keys and values with new ones at rows and positions ``at`` (``[B, 1]`` and ``[B, T]``); past the end they are dropped."""
-    rows, index = at
-    old_k, old_v = cache.k[layer], cache.v[layer]
-    keys = old_k.at[rows, :, :, index].set(k.astype(old_k.dtype), mode="drop")
-    return keys, old_v.at[rows, :, index].set(v.astype(old_v.dtype), mode="drop")
-
-
-def read_row(cache: KVCache, row: Int[Array, ""], length: int) -> KVCache:
-    """The first ``length`` positions of one row, as a cache of one row."""
-
-    def take(leaves: tuple[Array, ...], axis: int) -> tuple[Array, ...]:
-        return tuple(jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, row, 1, 0), 0, length, axis=axis) for x in leaves)
-
-    return KVCache(take(cache.k, 3), take(cache.v, 2))
-
-
-def write_row(cache: KVCache, row: Int[Array, ""], piece: KVCache) -> KVCache:
-    """``cache`` with ``piece`` (see ``read_row``) at the beginning of one row."""
-
-    def put(x: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice(x, new.astype(x.dtype), (row, 0, 0, 0))
-
-    return KVCache(tuple(map(put, cache.k, piece.k)), tuple(map(put, cache.v, piece.v)))
 
 
 class RMSNorm(nnx.Module):
@@ -247,16 +203,13 @@ class Transformer(nnx.Module):
         """Final hidden states of new tokens after those in ``cache``, and the cache with them. ``rows`` None: row i is cache row i."""
         slots = jnp.arange(cache.length)
         sees = views(self.config, positions, slots[None], slots <= positions[:, :, None])
-        # A negative index counts from the end before `drop` looks at it, so padding is sent past the end instead.
-        index = jnp.where(positions < 0, cache.length, positions)
-        at = (jnp.arange(tokens.shape[0]) if rows is None else rows)[:, None], index
+        new = reach(cache, positions, rows)
         x = self.embedded(tokens)
         keys, values = [], []
         for layer, (block, (angles, mask, _)) in enumerate(zip(self.layers, sees, strict=True)):
             q, k, v = block.attn.project(block.attn_norm(x), angles)
-            all_k, all_v = write(cache, layer, k, v, at)
+            all_k, all_v = write(cache, layer, k, v, new)
             keys.append(all_k)
             values.append(all_v)
-            row_k, row_v = (all_k, all_v) if rows is None else (all_k[rows], all_v[rows])
-            x = block.finish(x, matmul(attend(q, row_k, row_v, mask).astype(x.dtype), block.attn.o[...]))
+            x = block.finish(x, matmul(attend_cached(q, all_k, all_v, mask, new).astype(x.dtype), block.attn.o[...]))
         return self.final_norm(x), KVCache(tuple(keys), tuple(values))

@@ -11,6 +11,7 @@ written to a cache; what comes out at a padding position is finite and meaningle
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from crl_jax.models.cache import KVCache
 from crl_jax.models.config import ModelConfig
 from crl_jax.models.forward import Execution, forward
-from crl_jax.models.layers import KVCache, Transformer
+from crl_jax.models.layers import Transformer
 from crl_jax.models.matmul import matmul
 from crl_jax.models.params import Params, check_complete, flatten, unflatten
 from crl_jax.models.transposed import from_the_left
@@ -83,8 +85,8 @@ def hidden_states(
         if slots is not None:
             raise ValueError("`slots` name rows of a cache: pass `cache=init_cache(...)` with them")
         return forward(model, tokens, positions, segments=segments, prefixes=prefixes, read=read, how=how or Execution()), None
-    if slots is None and tokens.shape[0] != cache.v[0].shape[0]:
-        raise ValueError(f"{tokens.shape[0]} token rows for a cache of {cache.v[0].shape[0]} rows: pass `slots` to say which rows they are")
+    if slots is None and tokens.shape[0] != cache.rows:
+        raise ValueError(f"{tokens.shape[0]} token rows for a cache of {cache.rows} rows: pass `slots` to say which rows they are")
     return model.cached(tokens, positions, cache, slots)
 
 
@@ -102,14 +104,21 @@ def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "*d D"], *
     return jax.lax.platform_dependent(hidden, table, cpu=left, default=lambda x, table: matmul(x, table.T, jnp.float32))
 
 
-def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.float32) -> KVCache:
-    """An empty cache of ``batch`` rows of ``length`` positions. The cost of a decode step grows with ``length``, used or not."""
+def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.float32, *, blocks: Sequence[int] | None = None) -> KVCache:
+    """An empty cache of ``batch`` rows of ``length`` positions, in ``blocks`` of so many positions (None: one).
+
+    The cost of a decode step grows with the blocks that hold a position in use.
+    """
     heads, width = config.n_kv_heads, config.head_dim
+    sizes = (length,) if blocks is None else tuple(blocks)
+    if sum(sizes) != length:
+        raise ValueError(f"blocks of {sizes} positions do not make up {length}: use cache.doubling_blocks({length})")
 
-    def layers(shape: tuple[int, ...]) -> tuple[Array, ...]:
-        return tuple(jnp.zeros(shape, dtype) for _ in range(config.n_layers))  # separate buffers: a donated one may appear only once
+    def layers(shape: Callable[[int], tuple[int, ...]]) -> tuple[tuple[Array, ...], ...]:
+        # separate buffers: a donated one may appear only once
+        return tuple(tuple(jnp.zeros(shape(n), dtype) for n in sizes) for _ in range(config.n_layers))
 
-    return KVCache(layers((batch, heads, width, length)), layers((batch, heads, length, width)))
+    return KVCache(layers(lambda n: (batch, heads, width, n)), layers(lambda n: (batch, heads, n, width)))
 
 
 @functools.lru_cache(maxsize=32)

@@ -102,7 +102,7 @@ def test_slots_write_their_rows_and_leave_the_others(params):
         np.testing.assert_allclose(
             got, full(params, np.pad(sequence, (0, 14 - len(sequence)))[None], np.arange(14)[None])[0, : len(sequence)], atol=1e-4
         )
-    by_position = [(*(jnp.swapaxes(k, 2, 3) for k in c.k), *c.v) for c in (start, cache)]
+    by_position = [(*(jnp.swapaxes(k, 2, 3) for (k,) in c.k), *(v for (v,) in c.v)) for c in (start, cache)]
     for before, after in zip(*by_position, strict=True):
         np.testing.assert_array_equal(after[jnp.asarray([0, 2, 4])], before[jnp.asarray([0, 2, 4])])
         np.testing.assert_array_equal(after[3, :, 6:], before[3, :, 6:])
@@ -129,7 +129,7 @@ def test_bfloat16_parameters_give_bfloat16_states_and_float32_logits(params):
 
     hidden, cache, logits = run(half, init_cache(TINY, 1, 16, jnp.bfloat16))
     assert hidden.dtype == jnp.bfloat16
-    assert cache.k[0].dtype == jnp.bfloat16
+    assert cache.k[0][0].dtype == jnp.bfloat16
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, full(params, tokens, positions), atol=0.05)
 

@@ -70,7 +70,7 @@ def test_cached_states_do_not_depend_on_the_mesh(meshes):
         run = jax.jit(states, out_shardings=(rows, places))
         results.append(run(shard_params(params, mesh), jax.device_put(TOKENS, rows), jax.device_put(POSITIONS, rows), cache))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *results)
-    assert results[1][1].k[0].sharding.shard_shape((8, 2, 8, 16)) == (2, 1, 8, 16)
+    assert results[1][1].k[0][0].sharding.shard_shape((8, 2, 8, 16)) == (2, 1, 8, 16)
 
 
 @pytest.mark.parametrize("config", [*PRESETS.values(), EVERYTHING], ids=lambda config: config.name)
