@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from crl_jax import lookup, run_folder
 from crl_jax.browse import BANK_FILE
@@ -43,7 +42,7 @@ from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
 from crl_jax.records import Episode, SamplingParams, Task
 from crl_jax.role import Role
-from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, optimizer_of
+from crl_jax.role_settings import buckets_of, engine_options, execution, lora_of, objective_of, optimizer_of
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.pool import EnvPool
@@ -163,7 +162,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
 
     ``read_only`` is for looking at a run that has a checkpoint: nothing in its folder changes, and the bank is a copy in memory.
     """
-    _keep_compiled_programs(config.run.compile_cache)
+    keep_compiled_programs(config.run.compile_cache)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     goals, eval_sets = lookup.tasks(config)
@@ -174,7 +173,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         parts = lookup.run_parts(config, _roles(config))
         actor_codec = parts["actor"].codec
         lookup.check_actions(config, goals, actor_codec)
-        trie = _trie(config, goals, actor_codec) if config.env.constrained else None
+        trie = action_trie(config, goals, actor_codec) if config.env.constrained else None
         sinks = dataclasses.replace(config.telemetry, jsonl=False, tensorboard=False, profile_steps=None) if read_only else config.telemetry
         trackers = open_trackers(folder, jsonl=sinks.jsonl, tensorboard=sinks.tensorboard)
         stack.callback(trackers.close)
@@ -210,8 +209,10 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         yield Run(config, folder, shell, collector, stream, eval_sets, actor, extractor, manager, trackers, profiler)
 
 
-def _keep_compiled_programs(folder: str) -> None:
-    """Only a help to the next run, so a folder that cannot be written (or a user without a home) is a warning."""
+def keep_compiled_programs(folder: str) -> None:
+    """Programs compiled from now on are kept in ``folder`` and found there again ("" = not kept).
+
+    Only a help to the next run, so a folder that cannot be written (or a user without a home) is a warning."""
     if not folder:
         return
     try:
@@ -232,7 +233,8 @@ def _roles(config: Config) -> tuple[str, ...]:
     return ("actor",) if config.run.method == "baseline" else ("actor", "extractor")
 
 
-def _trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> ActionTrie:
+def action_trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> ActionTrie:
+    """What may be said in the environments of ``goals``, for constrained sampling."""
     actions = dict.fromkeys(a for goal in goals for a in registry.spec(goal.env).actions)
     lead = config.env.action_prefix
     return ActionTrie.build([[*codec.encode(lead + action), codec.stop_ids[0]] for action in actions])
@@ -258,17 +260,7 @@ def _role(
 
     model, mesh, params = parts.model, parts.mesh, parts.params
     optimizer = optimizer_of(config, name, role)
-    engine = JetStreamEngine(
-        model,
-        max_slots=role.slots,
-        max_length=role.max_length,
-        trie=trie,
-        mesh=parts.serve_mesh if mesh.size > 1 else None,
-        split_rows=role.serve_tensor > 0 and mesh.size > 1,
-        row_buckets=role.row_buckets,
-        chunk_buckets=role.chunk_buckets,
-        cache_dtype=jnp.dtype(role.serve_dtype),
-    )
+    engine = JetStreamEngine(model, trie=trie, **engine_options(role, mesh, parts.serve_mesh))
     serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(mesh))
     first = make_copy(serving.dtype, serving.layout) if serving.mesh == mesh else make_reshard(model, serving.mesh, serving.dtype)
     sampler: Sampler = EngineSampler(

@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--profile-steps", metavar="A:B", help="write a profiler trace of steps A to B-1 for TensorBoard")
     evaluate = _with_config(_command(commands, "eval", _eval, "evaluate a checkpoint with and without experience"))
     evaluate.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest complete one)")
+    _serve_command(commands)
     warm = _command(commands, "warmstart", _warmstart, "make the micro models' starting weights from scripted play")
     warm.add_argument("--out", type=pathlib.Path, help="safetensors file to write (default: the file that ships with the package)")
     warm.add_argument("options", nargs="*", metavar="key=value", help="fields of the recipe, e.g. steps=260 seed=0")
@@ -99,6 +100,25 @@ def parser() -> argparse.ArgumentParser:
     _bank_commands(commands)
     _command(commands, "doctor", _doctor, "say what is installed, what is missing and how to install it")
     return top
+
+
+def _serve_command(commands: Any) -> None:
+    serve = _command(
+        commands, "serve", _serve, "serve the model of a role: OpenAI's completions over HTTP, or JetStream's protocol over gRPC"
+    )
+    serve.add_argument("role", choices=("actor", "extractor"), help="whose model, weights, tokenizer and engine sizes")
+    _with_config(serve)
+    weights = serve.add_mutually_exclusive_group()
+    weights.add_argument("--weights", default="", help="a safetensors file or Hugging Face folder (default: what the configuration says)")
+    weights.add_argument("--run", dest="folder", type=pathlib.Path, help="take the weights of this run's checkpoint, e.g. runs/quickstart")
+    serve.add_argument("--step", type=int, help="the checkpoint of --run (default: the newest complete one)")
+    serve.add_argument("--protocol", choices=("openai", "jetstream"), default="openai")
+    serve.add_argument("--host", default="127.0.0.1", help="another address than this machine's own needs --token-file")
+    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    serve.add_argument("--token-file", type=pathlib.Path, help="a file whose first line clients must send as bearer token")
+    serve.add_argument("--queue", type=int, default=0, help="completions in flight, running or waiting (default: four times the slots)")
+    serve.add_argument("--timeout-s", type=float, default=600.0, help="the longest a completion may take")
+    serve.add_argument("--weights-folder", type=pathlib.Path, help="allow POST /v1/weights to load safetensors files of this folder")
 
 
 def _config_commands(commands: Any) -> None:
@@ -171,6 +191,20 @@ def _train(args: argparse.Namespace) -> int:
 
 def _eval(args: argparse.Namespace) -> int:
     return importlib.import_module("crl_jax.evaluate").main(_load(args), step=args.step)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    serve, served_role = importlib.import_module("crl_jax.serve"), importlib.import_module("crl_jax.served_role")
+    options = serve.ServeOptions(
+        host=args.host,
+        port=args.port,
+        token_file=args.token_file,
+        protocol=args.protocol,
+        queue=args.queue,
+        timeout_s=args.timeout_s,
+        weights_folder=args.weights_folder,
+    )
+    return serve.main(_load(args), args.role, served_role.Source(args.weights, args.folder, args.step), options)
 
 
 def _warmstart(args: argparse.Namespace) -> int:

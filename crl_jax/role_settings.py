@@ -1,10 +1,13 @@
 """From the configuration of a role to what its learner is made of.
 
-Owns: the objective, the optimiser, the batch shapes, the way the layers are run and the adapters that a configuration names. Promises: no
+Owns: the objective, the optimiser, the batch shapes, the way the layers are run, the
+adapters and the engine's sizes that a configuration names. Promises: no
 array is made, so the answers also hold for a mesh of described devices that this machine lacks (``aot``). Does not: start anything.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +46,19 @@ def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
     kernel = best_kernel(platform, dtype, shared_prefixes=shared) if role.attention == "auto" else role.attention
     check_kernel(kernel, platform)
     return Execution(role.remat, role.scan_layers, dtype, attention_for(kernel, mesh), kernel == "splash", residual, wide)
+
+
+def engine_options(role: RoleConfig, mesh: jax.sharding.Mesh, serve_mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The sizes of the slot engine that samples for ``role`` on ``serve_mesh``, as arguments of ``SlotEngine``; ``mesh``: where it trains."""
+    return {
+        "max_slots": role.slots,
+        "max_length": role.max_length,
+        "mesh": serve_mesh if mesh.size > 1 else None,
+        "split_rows": role.serve_tensor > 0 and mesh.size > 1,
+        "row_buckets": role.row_buckets,
+        "chunk_buckets": role.chunk_buckets,
+        "cache_dtype": jnp.dtype(role.serve_dtype),
+    }
 
 
 def optimizer_of(config: Config, name: str, role: RoleConfig) -> optax.GradientTransformation:

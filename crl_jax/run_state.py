@@ -87,7 +87,7 @@ def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
             "or choose another run.name"
         )
     for name in roles:
-        _require_adapters(root, name, saved.get("adapters", {}).get(name), adapters_of(run.config, name))
+        require_adapters(root, name, saved.get("adapters", {}).get(name), adapters_of(run.config, name))
     found = checkpoints.restore(root, step, {name: role.state for name, role in roles.items()})
     for name, role in roles.items():
         role.restore(found.arrays[name], saved["versions"][name])
@@ -115,8 +115,10 @@ def adapters_of(config: Config, name: str) -> dict[str, Any]:
     }
 
 
-def _require_adapters(root: pathlib.Path, name: str, saved: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
-    """Arrays of the right shape would be restored onto other weights, or with another scale, without a word."""
+def require_adapters(root: pathlib.Path, name: str, saved: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
+    """Raises CheckpointError when a learner state was saved (``saved``) with other adapters than ``wanted``: arrays of the right shape
+    would be restored onto other weights, or with another scale, without a word.
+    """
     if saved is None:  # before this was recorded
         return
     differing = [key for key in saved if _name(saved[key]) != _name(wanted.get(key))]

@@ -106,6 +106,14 @@ def restore(root: pathlib.Path, step: int, like: Mapping[str, Any]) -> Restored:
     return Restored(step, arrays, _records(folder, manifest))
 
 
+def restore_tree(root: pathlib.Path, step: int, name: str, like: Any) -> Any:
+    """The tree ``name`` of the checkpoint of ``step`` alone. Raises CheckpointError as ``restore`` does."""
+    manifest = _verified(root, step)
+    if name not in manifest.leaves:
+        raise CheckpointError(f"step {step} in {root} holds the trees {sorted(manifest.leaves)}, not {name!r}")
+    return read_tree(_folder(root, step) / "arrays" / name, manifest.leaves[name], like, name)
+
+
 def read_records(root: pathlib.Path, step: int) -> dict[str, Any]:
     """Only the JSON records of ``step`` (verified), e.g. to look at a checkpoint without building its models."""
     return _records(_folder(root, step), _verified(root, step))

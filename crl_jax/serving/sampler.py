@@ -183,6 +183,11 @@ class EngineSampler:
         finally:
             await self.close(session)
 
+    @property
+    def failure(self) -> Exception | None:
+        """What stopped the engine (``SamplerClosed`` after ``aclose``), None while it works."""
+        return self._inbox.reason
+
     def publish(self, params: Any, version: int) -> None:
         if self._drain_timeout_s:
             with self._draining:

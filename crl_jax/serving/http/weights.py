@@ -1,0 +1,52 @@
+"""New weights for a running server.
+
+Owns: which files may be loaded, and one load at a time. Promises: only safetensors files inside the folder given at start are read, also
+through links; a file that does not fit the model changes nothing; the request returns when the next dispatch uses the new weights. Does
+not: write files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from crl_jax.serving.http.errors import ApiError
+from crl_jax.serving.http.fields import Fields
+from crl_jax.serving.sampler import Sampler
+
+Load = Callable[[pathlib.Path], Any]
+_VERSION_MAX = 2**31 - 1
+
+
+class WeightUpdates:
+    """``load(path)`` gives parameters as the sampler serves them; ``resolve(name)`` the file, ValueError when it lies outside."""
+
+    def __init__(self, sampler: Sampler, resolve: Callable[[str], pathlib.Path], load: Load) -> None:
+        self._sampler, self._resolve, self._load = sampler, resolve, load
+        self._one_at_a_time = asyncio.Lock()
+        self.published = 0
+
+    async def publish(self, body: dict[str, Any]) -> int:
+        """Loads ``path`` and serves it as ``version``, which is returned. Raises ApiError (400) and leaves everything as it was."""
+        fields = Fields(body)
+        name = fields.text("path")
+        version = fields.optional_integer("version", 0, _VERSION_MAX)
+        fields.finish()
+        if not name or version is None:
+            raise ApiError(400, 'give both, e.g. {"path": "actor-3.safetensors", "version": 3}', param="version" if name else "path")
+        try:
+            path = self._resolve(name)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="path", code="outside_folder") from error
+        if path.suffix != ".safetensors" or not path.is_file():
+            raise ApiError(400, f"{name!r} is no safetensors file in the folder of --weights-folder", param="path", code="no_such_file")
+        async with self._one_at_a_time:
+            try:
+                params = await asyncio.to_thread(self._load, path)
+            except (ValueError, OSError) as error:
+                raise ApiError(400, f"{name!r} cannot be served: {error}", param="path", code="wrong_weights") from error
+            self._sampler.publish(params, version)
+            self.published += 1
+        return version

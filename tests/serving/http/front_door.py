@@ -1,0 +1,39 @@
+"""A server over the tiny model in this process, and a client for it."""
+
+import contextlib
+import itertools
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import tiny_model as tiny
+from aiohttp.test_utils import TestClient, TestServer
+
+from crl_jax.models.safetensors_io import load_params
+from crl_jax.serving.http import server
+from crl_jax.serving.http.app import make_app
+
+
+def make_front(sampler, *, token="", limit=64, folder=None, clock=lambda: 0.0, codec=None, session_limit=100):
+    front = server.front(
+        sampler,
+        codec or tiny.LetterCodec(),
+        "tiny",
+        token=token,
+        queue=limit,
+        constrained=True,
+        weights=None if folder is None else (folder, lambda path: load_params(tiny.CONFIG, path)),
+        clock=clock,
+        now=itertools.count(1_700_000_000).__next__,
+    )
+    front.sessions._limit, front.sessions._idle_s = session_limit, 60
+    return front
+
+
+@contextlib.asynccontextmanager
+async def served(*, slots=8, sampler_options=None, **options):
+    """(client, front); the socket is on this machine."""
+    async with tiny.opened(tiny.engine(slots), tiny.weights(0), **(sampler_options or {})) as sampler:
+        front = make_front(sampler, **options)
+        async with TestClient(TestServer(make_app(front), handler_cancellation=True)) as client:
+            yield client, front
