@@ -42,7 +42,8 @@ from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
 from crl_jax.records import Episode, SamplingParams, Task
 from crl_jax.role import Role
-from crl_jax.role_settings import buckets_of, engine_options, execution, lora_of, objective_of, optimizer_of
+from crl_jax.role_sampler import open_sampler
+from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, optimizer_of
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.pool import EnvPool
@@ -50,9 +51,7 @@ from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, TaskStream
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
-from crl_jax.serving.publisher import Serving
-from crl_jax.serving.sampler import EngineSampler, Sampler
-from crl_jax.sharding.reshard import make_copy, make_reshard, serving_layout
+from crl_jax.serving.sampler import Sampler
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
@@ -256,20 +255,9 @@ def _sampling(role: RoleConfig, codec: ChatCodec, *, seed: int, constrained: boo
 def _role(
     config: Config, name: str, role: RoleConfig, parts: RoleParts, trie: ActionTrie | None, shell: Shell, stack: contextlib.ExitStack
 ) -> Role:
-    from crl_jax.serving.jetstream_engine import JetStreamEngine  # imports JetStream, so only where an engine is made
-
     model, mesh, params = parts.model, parts.mesh, parts.params
     optimizer = optimizer_of(config, name, role)
-    engine = JetStreamEngine(model, trie=trie, **engine_options(role, mesh, parts.serve_mesh))
-    serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(mesh))
-    first = make_copy(serving.dtype, serving.layout) if serving.mesh == mesh else make_reshard(model, serving.mesh, serving.dtype)
-    sampler: Sampler = EngineSampler(
-        engine,
-        first(params),
-        host_bytes=role.host_cache_mib * 2**20,
-        request_timeout_s=config.run.collect_timeout_s,
-        drain_timeout_s=role.publish.drain_timeout_s if role.publish.drain else 0.0,
-    )
+    sampler, serving = open_sampler(name, role, parts, trie, shell, request_timeout_s=config.run.collect_timeout_s)
     stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
     return Role(
         name,

@@ -49,7 +49,7 @@ def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
 
 
 def engine_options(role: RoleConfig, mesh: jax.sharding.Mesh, serve_mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """The sizes of the slot engine that samples for ``role`` on ``serve_mesh``, as arguments of ``SlotEngine``; ``mesh``: where it trains."""
+    """The sizes of the slot engine that samples for ``role`` on ``serve_mesh`` and trains on ``mesh``, as arguments of ``SlotEngine``."""
     return {
         "max_slots": role.slots,
         "max_length": role.max_length,

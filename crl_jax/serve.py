@@ -1,8 +1,8 @@
 """``crl serve``: one role's model behind a server, in a process of its own.
 
 Owns: the order in which things start and stop. Promises: a port, host or token that cannot be used is found before the model is loaded;
-the first request is not the first compilation; SIGINT and SIGTERM end the process with code 0. Does not: know the protocols
-(``serving.http``, ``serving.jetstream_server``).
+what a lone request runs is compiled before requests are accepted; SIGINT and SIGTERM end the process with code 0. Does not: know the
+protocols (``serving.http``, ``serving.jetstream_server``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from crl_jax.served_role import ServedRole, Source, load_role
 from crl_jax.serving.access import check_open_to
 from crl_jax.serving.engine import SlotEngine
 from crl_jax.serving.sampler import EngineSampler
+from crl_jax.token_file import read_token
 
 Protocol = Literal["openai", "jetstream"]
 CLOSE_TIMEOUT_S = 5.0
@@ -62,19 +63,6 @@ def main(config: Config, role: str, source: Source, options: ServeOptions) -> in
     return asyncio.run(_serve_http(config, role, source, options, token))
 
 
-def read_token(path: pathlib.Path | None) -> str:
-    """The first line of the file; empty without a file. Raises ConfigError for a file that cannot be read or is empty."""
-    if path is None:
-        return ""
-    try:
-        token = path.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--token-file {path} cannot be read: {error}") from error
-    if not token:
-        raise ConfigError(f"--token-file {path} has no token in its first line")
-    return token
-
-
 def announce(served: ServedRole, url: str, token: str) -> None:
     """One line when requests are accepted."""
     guarded = "token required" if token else "no token, this machine only"
@@ -92,7 +80,8 @@ async def _serve_http(config: Config, role: str, source: Source, options: ServeO
             engine, served.params, version=served.version, request_timeout_s=options.timeout_s, close_timeout_s=CLOSE_TIMEOUT_S
         )
         try:
-            await sampler.complete([0], SamplingParams(1))
+            for chunk in engine.chunk_buckets:  # compiles what a lone request needs
+                await sampler.complete([0] * min(chunk + 1, engine.max_length - 1), SamplingParams(1))
             front = server.front(
                 sampler,
                 served.codec,

@@ -17,6 +17,7 @@ from crl_jax.config.roles import (
     OptimizerConfig,
     RoleConfig,
     SamplingConfig,
+    ServerConfig,
 )
 from crl_jax.config.schema import AskConfig, BankConfig, Config, EnvConfig, RunConfig, TelemetryConfig
 
@@ -37,6 +38,7 @@ __all__ = [
     "RoleConfig",
     "RunConfig",
     "SamplingConfig",
+    "ServerConfig",
     "TelemetryConfig",
     "check",
     "load",

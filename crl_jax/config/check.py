@@ -180,6 +180,7 @@ def _role(name: str, r: RoleConfig) -> Found:
         )
     if r.serve_tensor < 0:
         yield f"{name}.serve_tensor", f"must be 0 (the learner's placement) or more, got {r.serve_tensor}"
+    yield from _server(name, r)
     if r.lora.rank < 0 or r.lora.alpha <= 0:
         yield f"{name}.lora", f"rank must be 0 (off) or more and alpha above 0, got {r.lora.rank} and {r.lora.alpha}"
     unknown = [target for target in r.lora.targets if target not in LORA_TARGETS]
@@ -200,6 +201,21 @@ def _role(name: str, r: RoleConfig) -> Found:
         yield f"{name}.attention", f"cudnn needs half precision: set {name}.compute_dtype=bfloat16"
     if r.mesh.data < 0 or r.mesh.fsdp < 1 or r.mesh.tensor < 1:
         yield f"{name}.mesh", "axis sizes must be positive (data may be 0: all devices that are left)"
+
+
+def _server(name: str, r: RoleConfig) -> Found:
+    s = r.server
+    if not s.url:
+        return
+    if not s.url.startswith(("http://", "https://")):
+        yield f"{name}.server.url", f"{s.url!r}: write http://HOST:PORT, or leave it empty to sample in this process"
+    if not s.weights_folder:
+        yield (
+            f"{name}.server.weights_folder",
+            "the server must get this run's weights: name a folder both can read, and start the server with --weights-folder on it",
+        )
+    if s.attempts < 1:
+        yield f"{name}.server.attempts", f"must be 1 or more, got {s.attempts}"
 
 
 def _extractor(c: Config) -> Found:

@@ -91,6 +91,18 @@ class PublishConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """A server that samples for the role instead of an engine in this process: a `crl serve`, or vLLM and what speaks its API."""
+
+    url: str = ""  # e.g. http://host:8000; "" = an engine in this process
+    model: str = ""  # its name there; "" = the only one
+    token_file: str = ""  # its first line is sent as bearer token
+    weights_folder: str = ""  # new weights go there, and the server is told (it was started with --weights-folder on the same folder)
+    logprobs: Literal["raw", "processed"] = "raw"  # what a server other than `crl serve` reports: see serving.remote_wire
+    attempts: int = 5  # of one request, for connection errors and 429, 502, 503, 504
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoleConfig:
     """What the actor and the extractor have in common."""
 
@@ -114,6 +126,7 @@ class RoleConfig:
     serve_dtype: Literal["float32", "bfloat16"] = "float32"  # of the sampler's weights and cache; training keeps float32 masters
     serve_tensor: int = 0  # devices that share one copy of the sampler's weights, slots split over the copies; 0 = sampled where it trains
     publish: PublishConfig = field(default_factory=PublishConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     slots: int = 16  # sequences decoded together by the engine
     host_cache_mib: int = 256  # host memory for keys and values of idle sessions that lost their slot; the rest is recomputed
     row_buckets: tuple[int, ...] = (

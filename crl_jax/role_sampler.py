@@ -1,0 +1,81 @@
+"""Which sampler stands behind a role: an engine in this process, or a server.
+
+Owns: that choice. Promises: either samples from the role's own weights as version 0 when it is returned. Does not: decide when it ends.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from crl_jax.config.parse import ConfigError
+from crl_jax.config.roles import RoleConfig
+from crl_jax.lookup import RoleParts
+from crl_jax.models.params import Params
+from crl_jax.role_settings import engine_options
+from crl_jax.rollout.shell import Shell
+from crl_jax.serving.constraint import ActionTrie
+from crl_jax.serving.publisher import Serving
+from crl_jax.serving.sampler import EngineSampler, Sampler
+from crl_jax.sharding.reshard import make_copy, make_reshard, serving_layout
+from crl_jax.token_file import read_token
+
+CONNECT_TIMEOUT_S = 60.0
+
+
+def open_sampler(
+    name: str, role: RoleConfig, parts: RoleParts, trie: ActionTrie | None, shell: Shell, *, request_timeout_s: float
+) -> tuple[Sampler, Serving]:
+    """The sampler of the role called ``name`` and how its weights are to be published.
+
+    Raises ConfigError for a server that cannot be used, or whose model is shorter than the role's sequences.
+    """
+    if role.server.url:
+        return _on_server(name, role, parts, shell, request_timeout_s), Serving(parts.mesh, role.serve_dtype)
+    from crl_jax.serving.jetstream_engine import JetStreamEngine  # imports JetStream, so only where an engine is made
+
+    engine = JetStreamEngine(parts.model, trie=trie, **engine_options(role, parts.mesh, parts.serve_mesh))
+    serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(parts.mesh))
+    sampler = EngineSampler(
+        engine,
+        served_params(parts, serving),
+        host_bytes=role.host_cache_mib * 2**20,
+        request_timeout_s=request_timeout_s,
+        drain_timeout_s=role.publish.drain_timeout_s if role.publish.drain else 0.0,
+    )
+    return sampler, serving
+
+
+def served_params(parts: RoleParts, serving: Serving) -> Params:
+    """A copy of the role's first weights as its sampler wants them."""
+    if serving.mesh == parts.mesh:
+        return make_copy(serving.dtype, serving.layout)(parts.params)
+    return make_reshard(parts.model, serving.mesh, serving.dtype)(parts.params)
+
+
+def _on_server(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, request_timeout_s: float) -> Sampler:
+    from crl_jax.serving.remote import RemoteSampler  # imports aiohttp
+    from crl_jax.serving.remote_edge import RemoteError, Retry
+    from crl_jax.serving.remote_weights import SharedFolder
+
+    server = role.server
+    token = read_token(pathlib.Path(server.token_file) if server.token_file else None)
+    connecting = RemoteSampler.connect(
+        server.url,
+        model=server.model,
+        vocab_size=parts.model.vocab_size,
+        token=token,
+        publish=SharedFolder(server.url, pathlib.Path(server.weights_folder), name, token=token, timeout_s=request_timeout_s),
+        logprobs_of=server.logprobs,
+        retry=Retry(attempts=server.attempts),
+        request_timeout_s=request_timeout_s,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+    )
+    try:
+        sampler = shell.call(connecting, CONNECT_TIMEOUT_S + 5, f"connecting to {server.url}")
+    except (RemoteError, TimeoutError) as error:
+        raise ConfigError(f"`{name}.server.url`: {error}") from error
+    if sampler.max_length < role.max_length:
+        shell.call(sampler.aclose(), 30.0, f"leaving {server.url}")
+        raise ConfigError(f"`{name}.max_length`: {role.max_length}, but the server takes {sampler.max_length} tokens: make them equal")
+    sampler.publish(make_copy(role.serve_dtype)(parts.params), 0)
+    return sampler

@@ -1,0 +1,360 @@
+"""The sampler over a server: what the conformance suite asks of a sampler, here with a socket in between."""
+
+import asyncio
+import contextlib
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("aiohttp", reason="the remote sampler needs aiohttp: pip install -e '.[serve]'")
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from front_door import served, tiny
+
+from crl_jax.records import Finish, SamplingParams
+from crl_jax.serving.remote import CannotPublish, RemoteSampler
+from crl_jax.serving.remote_edge import RemoteRefused
+from crl_jax.serving.remote_weights import PublishFailed, SharedFolder
+from crl_jax.serving.sampler import PromptTooLong, SamplerClosed
+
+
+def greedy(n, **more):
+    return SamplingParams(n, temperature=0.0, **more)
+
+
+@contextlib.asynccontextmanager
+async def connected(*, remote=None, **options):
+    """(remote sampler, the front door's parts, its address)."""
+    async with served(**options) as (client, front):
+        url = str(client.make_url("/"))
+        sampler = await RemoteSampler.connect(url, **(remote or {}))
+        try:
+            yield sampler, front, url
+        finally:
+            await sampler.aclose()
+
+
+def run(test, **options):
+    async def main():
+        async with connected(**options) as parts:
+            return await asyncio.wait_for(test(*parts), 120)
+
+    return asyncio.run(main())
+
+
+def check_logps(params, prompt, completion, temperature=1.0):
+    assert len(completion.ids) == len(completion.logps) == len(completion.versions) == len(completion.states)
+    logits = tiny.teacher(params, [*prompt, *completion.ids])[len(prompt) - 1 : -1].astype(np.float64) / temperature
+    for row, token, logp, state in zip(logits, completion.ids, completion.logps, completion.states, strict=True):
+        support = np.arange(len(row)) if state == 0 else tiny.TRIE.allowed[state][tiny.TRIE.allowed[state] >= 0]
+        assert logp == pytest.approx(row[token] - np.log(np.exp(row[support]).sum()), abs=1e-4)
+
+
+def mixed(i):
+    stops = (20, 21) if i % 3 == 0 else ()
+    params = SamplingParams(1 + i % 7, (0.0, 1.0, 0.5)[i % 3], (1.0, 0.8)[i % 2], (0, 5)[i % 4 == 1], stops, seed=i, constrained=i % 5 == 0)
+    return tiny.prompt(i, 1 + i % 20), params
+
+
+def test_it_knows_its_server():
+    async def test(sampler, front, url):
+        return sampler.vocab_size, sampler.max_length, sampler.version
+
+    assert run(test) == (tiny.CONFIG.vocab_size, tiny.LENGTH, 0)
+
+
+def test_greedy_and_sampled_equal_teacher_forcing():
+    prompt = tiny.prompt(0, 21)
+    free = SamplingParams(8, temperature=0.7, top_k=20, top_p=0.9, seed=3)
+
+    async def test(sampler, front, url):
+        return await asyncio.gather(sampler.complete(prompt, greedy(8)), sampler.complete(prompt, free))
+
+    best, sampled = run(test)
+    assert list(best.ids) == tiny.greedy(tiny.weights(0), prompt, 8)
+    assert best.finish == Finish.LENGTH
+    check_logps(tiny.weights(0), prompt, best)
+    check_logps(tiny.weights(0), prompt, sampled, 0.7)
+
+
+def test_a_burst_of_mixed_requests_equals_the_sampler_in_the_server():
+    async def test(sampler, front, url):
+        remote = await asyncio.gather(*(sampler.complete(*mixed(i)) for i in range(32)))
+        return remote, await asyncio.gather(*(front.sampler.complete(*mixed(i)) for i in range(32))), sampler.stats()
+
+    remote, local, stats = run(test)
+    for one, other in zip(remote, local, strict=True):
+        assert (one.ids, one.versions, one.states, one.finish) == (other.ids, other.versions, other.states, other.finish)
+        np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+        np.testing.assert_allclose(one.sampling_logps, other.sampling_logps, atol=1e-4)
+    assert (stats["retries"], stats["unversioned_answers"], stats["open_sessions"]) == (0, 0, 0)
+
+
+def test_turns_send_and_prefill_only_new_tokens():
+    turns = [tiny.prompt(1, 6), tiny.prompt(2, 3), tiny.prompt(3, 7)]
+
+    async def test(sampler, front, url):
+        session, log = await sampler.open(), []
+        replies = []
+        for turn in turns:
+            log += turn
+            replies.append((list(log), await sampler.generate(session, turn, greedy(3))))
+            log += replies[-1][1].ids
+        stats = front.stats()
+        await sampler.close(session)
+        with pytest.raises(KeyError):
+            await sampler.generate(session, [1], greedy(1))
+        return replies, stats
+
+    replies, stats = run(test)
+    for context, reply in replies:
+        assert list(reply.ids) == tiny.greedy(tiny.weights(0), context, 3)
+        check_logps(tiny.weights(0), context, reply)
+    assert (stats["prefilled_tokens"], stats["recomputed_tokens"], stats["decoded_tokens"]) == (16, 0, 9)
+
+
+def test_a_session_the_server_has_lost_is_opened_again_with_all_ids():
+    async def test(sampler, front, url):
+        session = await sampler.open()
+        first = await sampler.generate(session, tiny.prompt(1, 6), greedy(3))
+        for name in list(front.sessions._held):
+            await front.sessions.close(name)
+        return first, await sampler.generate(session, tiny.prompt(2, 3), greedy(3)), sampler.stats()
+
+    first, second, stats = run(test)
+    context = [*tiny.prompt(1, 6), *first.ids, *tiny.prompt(2, 3)]
+    assert list(second.ids) == tiny.greedy(tiny.weights(0), context, 3)
+    assert stats["sessions_lost"] == 1
+
+
+def test_V06_bad_requests_are_refused_and_leave_the_session_as_it_was():
+    async def test(sampler, front, url):
+        session = await sampler.open()
+        first = await sampler.generate(session, tiny.prompt(1, 6), greedy(3))
+        refusals = [
+            ([1] * 23, greedy(1), PromptTooLong),
+            ([tiny.CONFIG.vocab_size], greedy(1), ValueError),
+            ([1], SamplingParams(0), ValueError),
+            ([1], SamplingParams(1, top_p=0.0), ValueError),
+            ([1], greedy(1, stop_ids=(1, 2, 3, 4, 5)), ValueError),
+        ]
+        for ids, params, error in refusals:
+            with pytest.raises(error):
+                await sampler.generate(session, ids, params)
+        with pytest.raises(ValueError, match="empty"):
+            await sampler.complete([], greedy(1))
+        second = await sampler.generate(session, tiny.prompt(2, 3), greedy(30))
+        return first, second, front.stats(), sampler.stats()
+
+    first, second, there, here = run(test)
+    assert list(second.ids) == tiny.greedy(tiny.weights(0), [*tiny.prompt(1, 6), *first.ids, *tiny.prompt(2, 3)], 20)
+    assert (there["recomputed_tokens"], here["sessions_lost"]) == (0, 0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_V01_V03_cancel_frees_the_slot_and_is_idempotent(whole):
+    async def test(sampler, front, url):
+        session = await sampler.open()
+        plain = front.sampler._turn.step
+
+        def slowly():
+            plain()
+            if front.sampler._scheduler.running:
+                import time
+
+                time.sleep(0.05)
+
+        front.sampler._turn.step = slowly
+        running = asyncio.create_task(sampler.generate(session, tiny.prompt(0, 4), greedy(27)))
+        while not front.stats()["decoded_tokens"]:
+            await asyncio.sleep(0.001)
+        if whole:
+            await asyncio.gather(*(sampler.cancel(name) for name in (session, session, "nope")))
+            result = await running
+            await sampler.cancel(session)
+        else:
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            result = None
+        async with asyncio.timeout(30):
+            while front.completions.in_flight:
+                await asyncio.sleep(0.005)
+        again = await sampler.generate(session, [20], greedy(2))
+        await sampler.close(session)
+        return result, again
+
+    result, again = run(test)
+    context = tiny.prompt(0, 4)
+    if result is not None:
+        assert result.finish == Finish.CANCELLED
+        assert 0 < len(result.ids) < 27
+        assert list(result.ids) == tiny.greedy(tiny.weights(0), context, len(result.ids))
+        context = [*context, *result.ids]
+    else:
+        context = []  # a cancelled call leaves the session as it was
+    assert list(again.ids) == tiny.greedy(tiny.weights(0), [*context, 20], 2)
+
+
+def test_closing_fails_what_is_in_flight_and_everything_after():
+    async def test(sampler, front, url):
+        running = asyncio.create_task(sampler.generate(await sampler.open(), [20], greedy(25)))
+        await asyncio.sleep(0.01)
+        await sampler.aclose()
+        with pytest.raises(SamplerClosed):
+            await running
+        with pytest.raises(SamplerClosed):
+            await sampler.complete([1], greedy(1))
+
+    run(test)
+
+
+def test_R14_R15_published_weights_are_what_samples_next(tmp_path):
+    async def main():
+        async with served(folder=tmp_path) as (client, _):
+            url = str(client.make_url("/"))
+            hook = SharedFolder(url, tmp_path, "actor", timeout_s=60)
+            sampler = await RemoteSampler.connect(url, publish=hook)
+            session = await sampler.open()
+            first = await sampler.generate(session, tiny.prompt(1, 6), greedy(3))
+            for version in (5, 6, 7):
+                await asyncio.to_thread(sampler.publish, tiny.weights(1), version)
+            second = await sampler.generate(session, tiny.prompt(2, 4), greedy(4))
+            with pytest.raises(PublishFailed, match="parameters"):
+                await asyncio.to_thread(sampler.publish, {"head": tiny.weights(0)["head"]}, 8)
+            stats = sampler.stats()
+            await sampler.aclose()
+            return first, second, stats, sampler.version
+
+    first, second, stats, version = asyncio.run(main())
+    assert (first.versions, second.versions, version) == ((0,) * 3, (7,) * 4, 7)
+    context = [*tiny.prompt(1, 6), *first.ids, *tiny.prompt(2, 4)]
+    assert list(second.ids) == tiny.greedy(tiny.weights(1), context, 4)
+    check_logps(tiny.weights(1), context, second)
+    assert (stats["swaps"], stats["stale_answers"]) == (3, 0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-6.safetensors", "actor-7.safetensors", "actor-8.safetensors"]
+
+
+def test_without_a_way_to_publish_it_says_so_and_a_wrong_token_is_refused():
+    async def test(sampler, front, url):
+        with pytest.raises(CannotPublish, match="weights_folder"):
+            sampler.publish({}, 1)
+        with pytest.raises(RemoteRefused, match="401"):
+            await RemoteSampler.connect(url, token="no")
+
+    run(test, token="secret", remote={"token": "secret"})
+
+
+def test_constrained_sampling_is_refused_where_the_server_has_none():
+    async def test(sampler, front, url):
+        bound = await sampler.complete([20], SamplingParams(8, constrained=True))
+        front.constrained = False
+        other = await RemoteSampler.connect(url)
+        with pytest.raises(ValueError, match=r"env\.constrained"):
+            await other.complete([20], SamplingParams(8, constrained=True))
+        await other.aclose()
+        return bound
+
+    bound = run(test)
+    assert bound.ids in {(10, 7), (11, 12, 7), (11, 13, 7), (14, 7)}
+    assert bound.states[0] == 1
+
+
+# ------------------------------------------------------------------------------------------------ a server like vLLM
+
+
+def vllm_like(seen, **changes):
+    """An app that answers as vLLM does: no sessions, no versions, ids among the tokens."""
+
+    async def models(request):
+        return web.json_response({"object": "list", "data": [{"id": "org/model", "owned_by": "vllm", "max_model_len": 32}]})
+
+    async def completions(request):
+        seen.append(await request.json())
+        choice = {
+            "index": 0,
+            "text": "x",
+            "finish_reason": "length",
+            "logprobs": {"tokens": ["token_id:7", "token_id:9"], "token_logprobs": [-0.5, -0.25]},
+        }
+        return web.json_response({"object": "text_completion", "choices": [choice | changes]})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/completions", completions)
+    return app
+
+
+def with_vllm(test, remote=None, **changes):
+    async def main():
+        seen = []
+        async with TestServer(vllm_like(seen, **changes)) as server:
+            sampler = await RemoteSampler.connect(str(server.make_url("/v1")), **({"vocab_size": 40} | (remote or {})))
+            try:
+                return await test(sampler), seen, sampler.stats()
+            finally:
+                await sampler.aclose()
+
+    return asyncio.run(main())
+
+
+def test_R01_another_server_gets_all_ids_of_every_turn_and_gives_ids_not_text():
+    async def test(sampler):
+        session = await sampler.open()
+        await sampler.generate(session, [1, 2, 3], SamplingParams(2, stop_ids=(5,), seed=3, forbidden_ids=(4,)))
+        return await sampler.generate(session, [4], SamplingParams(40))
+
+    second, seen, stats = with_vllm(test)
+    assert [body["prompt"] for body in seen] == [[1, 2, 3], [1, 2, 3, 7, 9, 4]]
+    first, last = seen
+    assert (first["stop_token_ids"], first["ignore_eos"], first["seed"], first["logit_bias"]) == ([5], True, 3, {"4": -100})
+    assert (first["model"], first["logprobs"], first["return_token_ids"], last["max_tokens"]) == ("org/model", 1, True, 26)
+    assert "session" not in first
+    assert (second.ids, second.logps, second.versions, second.states) == ((7, 9), (-0.5, -0.25), (0, 0), (0, 0))
+    assert stats["unversioned_answers"] == 2
+
+
+def test_log_probs_that_are_not_what_a_learner_needs_are_refused():
+    async def raw(sampler):
+        await sampler.complete([1], SamplingParams(2, top_p=0.5))
+        with pytest.raises(ValueError, match="logprobs-mode processed_logprobs"):
+            await sampler.complete([1], SamplingParams(2, temperature=0.7))
+
+    async def processed(sampler):
+        await sampler.complete([1], SamplingParams(2, temperature=0.7))
+        with pytest.raises(ValueError, match="after truncation"):
+            await sampler.complete([1], SamplingParams(2, top_p=0.5))
+
+    with_vllm(raw)
+    with_vllm(processed, {"logprobs_of": "processed"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logprobs": {"tokens": ["token_id:7", "token_id:9"], "token_logprobs": [-0.5]}}, "different lengths"),
+        ({"token_ids": [7, 9, 11]}, "different lengths"),
+        ({"token_ids": [7, 40]}, "outside the vocabulary"),
+        ({"token_ids": [7, True]}, "outside the vocabulary"),
+        ({"logprobs": {"tokens": ["a", "b"], "token_logprobs": [-0.5, -0.2]}}, "no token ids"),
+        ({"logprobs": None}, "no token ids"),
+        ({"logprobs": {"token_logprobs": [-0.5, None]}, "token_ids": [7, 9]}, "log-probs that are none"),
+        ({"logprobs": {"token_logprobs": [-0.5, 0.5]}, "token_ids": [7, 9]}, "log-probs that are none"),
+        ({"token_ids": [], "logprobs": {"token_logprobs": []}}, "0 tokens"),
+        ({"token_versions": [1]}, "different lengths"),
+        ({"token_versions": [1, -1]}, "no whole numbers"),
+        ({"finish_reason": None}, "finish_reason=None"),
+    ],
+)
+def test_R07_an_answer_that_cannot_be_is_an_error_not_a_completion(changes, said):
+    async def test(sampler):
+        from crl_jax.serving.remote_edge import RemoteError
+
+        with pytest.raises(RemoteError, match=said):
+            await sampler.complete([1], SamplingParams(2))
+
+    _, seen, stats = with_vllm(test, **changes)
+    assert (len(seen), stats["retries"]) == (1, 0)
