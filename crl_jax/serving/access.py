@@ -18,6 +18,10 @@ class AccessError(UserError, ValueError):
     exit_code = 2
 
 
+class AddressError(UserError, OSError):
+    """An address that cannot be listened on."""
+
+
 def is_loopback(host: str) -> bool:
     """Whether ``host`` (a name or an address, with or without brackets) is this machine alone."""
     name = host.strip("[]")

@@ -7,30 +7,22 @@ not: load models.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import errno
 import pathlib
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from crl_jax.checkpoint.paths import inside
-from crl_jax.errors import UserError
-from crl_jax.serving.access import check_open_to
+from crl_jax.serving.access import AddressError, check_open_to
 from crl_jax.serving.http.answers import Answers
 from crl_jax.serving.http.app import Front, make_app, web
 from crl_jax.serving.http.completions import Completions, TextCodec
 from crl_jax.serving.http.sessions import Sessions
 from crl_jax.serving.http.weights import Load, WeightUpdates
 from crl_jax.serving.sampler import EngineSampler
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class AddressError(UserError, OSError):
-    """The address cannot be listened on."""
+from crl_jax.serving.signals import stop_event
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,22 +88,9 @@ async def serve(front: Front, listening: socket.socket, *, ready: Callable[[str,
     await runner.setup()
     try:
         await web.SockSite(runner, listening).start()
-        with _stop_event() as stop:
+        with stop_event() as stop:
             ready(host, port)
             await stop.wait()
         front.completions.closing = True
     finally:
         await runner.cleanup()
-
-
-@contextmanager
-def _stop_event() -> Iterator[asyncio.Event]:
-    """Set by SIGINT and SIGTERM inside the block."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield stop
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
