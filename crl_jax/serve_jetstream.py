@@ -10,7 +10,8 @@ import asyncio
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from crl_jax.config.schema import Config
 from crl_jax.records import SamplingParams
@@ -67,8 +68,16 @@ async def _warm_up(service: jetstream_server.Orchestrator) -> None:
     """Compiles what a short prompt needs."""
     pb2 = jetstream_server.pb2
     request = pb2.DecodeRequest(token_content=pb2.DecodeRequest.TokenContent(token_ids=[0, 0]), max_tokens=1)
-    async for _ in service.Decode(request):
+    async for _ in service.Decode(request, _NoCall()):
         pass
+
+
+class _NoCall:
+    """The context of a call nobody made: without one JetStream warns that it runs offline."""
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """It never ends early."""
+        del callback
 
 
 def _stop(driver: ServingDriver) -> None:

@@ -123,6 +123,22 @@ def test_V11_engines_in_unequal_numbers_complete_all_requests(prefills, generate
         assert time.monotonic() - started_s < 120
 
 
+REQUESTER = pathlib.Path(os.environ.get("JETSTREAM_REQUESTER", ""))
+
+
+@pytest.mark.system
+@pytest.mark.skipif(
+    not REQUESTER.is_file(),
+    reason="JetStream's wheel leaves out jetstream/tools/requester.py: set JETSTREAM_REQUESTER to that file of its source (tag v0.2.2)",
+)
+def test_jetstreams_own_requester_talks_to_it():
+    prompt = tiny.LetterCodec().decode(tiny.prompt(1, 6))
+    with server() as port:
+        options = ["--server=127.0.0.1", f"--port={port}", f"--text={prompt}", "--max_tokens=8", "--tokenizer=none"]
+        run = subprocess.run([sys.executable, str(REQUESTER), *options], capture_output=True, text=True, timeout=240, check=True)
+    assert f"Response: {tiny.LetterCodec().decode(expected(1, 6, 8))}" in run.stdout.splitlines()
+
+
 @pytest.mark.system
 def test_Z07_calls_without_the_token_are_refused():
     with server(token="secret") as port, stub(port) as client:
