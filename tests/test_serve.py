@@ -121,6 +121,25 @@ def test_Z07_it_answers_who_has_the_token_and_ends_in_seconds_with_code_0(tmp_pa
         assert time.monotonic() - started_s < 15
 
 
+@pytest.mark.system
+def test_jetstreams_protocol_is_answered_and_ends_with_code_0():
+    pytest.importorskip("jetstream", reason="JetStream's protocol needs google-jetstream: pip install -e '.[jetstream]'")
+    import grpc
+
+    from crl_jax.serving.jetstream_import import import_jetstream
+
+    pb2 = import_jetstream("jetstream.core.proto.jetstream_pb2")
+    with process("--protocol", "jetstream") as (running, url):
+        with grpc.insecure_channel(url.removeprefix("grpc://")) as channel:
+            client = import_jetstream("jetstream.core.proto.jetstream_pb2_grpc").OrchestratorStub(channel)
+            request = pb2.DecodeRequest(text_content=pb2.DecodeRequest.TextContent(text="find the stairs"), max_tokens=3)
+            parts = list(client.Decode(request, timeout=60))
+        ids = [i for part in parts for i in part.stream_content.samples[0].token_ids]  # without the stop id
+        assert (len(parts) >= 1, len(ids) <= 3) == (True, True)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 0
+
+
 def long_stream(url, token):
     with contextlib.suppress(OSError, ValueError):
         post(f"{url}/completions", {"prompt": "find", "max_tokens": 180, "n": 16, "ignore_eos": True}, token)

@@ -1,6 +1,7 @@
 """Run by test_jetstream_server in a process of its own: our gRPC door over JetStream's Driver with the tiny model.
 
-Arguments: prefill engines, generate engines (1 1: one engine does both), token. Prints the port; ends when stdin does.
+Arguments: one word per server, PREFILL_ENGINES,GENERATE_ENGINES,TOKEN (1,1: one engine does both). Prints their ports; ends when
+stdin does.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from crl_jax.serving.jetstream_driver import ServedEngine, Tokens
 DEFAULTS = SamplingParams(tiny.LENGTH, temperature=0.0, stop_ids=(tiny.STOP,))
 
 
-def engine(seed, **changes):
+def engine(seed):
     return ServedEngine(
         tiny.CONFIG,
         max_slots=4,
@@ -26,27 +27,33 @@ def engine(seed, **changes):
         row_buckets=(2,),
         chunk_buckets=(4, 16),
         max_steps=4,
-        defaults=changes.get("defaults", DEFAULTS),
+        defaults=DEFAULTS,
         tokenizer=Tokens([tiny.STOP]),
         seed=seed,
     )
 
 
-async def main(prefills, generates, token):
+async def serve(prefills, generates, token):
     server, port = jetstream_server.bind("127.0.0.1", 0, token)
-    if (prefills, generates) == (1, 1):
-        first = [engine(0)]
-        second = first
-    else:
-        first, second = [engine(i) for i in range(prefills)], [engine(10 + i) for i in range(generates)]
+    first = [engine(i) for i in range(prefills)]
+    second = first if (prefills, generates) == (1, 1) else [engine(10 + i) for i in range(generates)]
     service, _ = jetstream_server.make_service(first, second, tiny.weights(0), tiny.LetterCodec(), queue_limit=16)
     jetstream_server.add_service(server, service)
     await server.start()
-    print(port, flush=True)
+    return server, port
+
+
+async def main(words):
+    servers = []
+    for word in words:
+        prefills, generates, token = word.split(",")
+        servers.append(await serve(int(prefills), int(generates), token))
+    print(*(port for _, port in servers), flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    await server.stop(0)
+    for server, _ in servers:
+        await server.stop(0)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    asyncio.run(main(sys.argv[1:]))
     os._exit(0)

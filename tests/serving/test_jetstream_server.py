@@ -27,21 +27,24 @@ pb2 = import_jetstream("jetstream.core.proto.jetstream_pb2")
 pb2_grpc = import_jetstream("jetstream.core.proto.jetstream_pb2_grpc")
 
 
-@contextlib.contextmanager
-def server(prefills=1, generates=1, token=""):
-    """The port of a server process; afterwards its exit code must be 0."""
-    command = [sys.executable, str(HERE / "drive_jetstream_server.py"), str(prefills), str(generates), token]
+SERVERS = {"both": "1,1,", "two prefill": "2,1,", "two generate": "1,2,", "token": "1,1,secret"}
+
+
+@pytest.fixture(scope="module")
+def ports():
+    """The ports of several servers in one process, whose exit code must be 0 afterwards."""
+    command = [sys.executable, str(HERE / "drive_jetstream_server.py"), *SERVERS.values()]
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": str(HERE.parents[1]),
     }
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    deadline = threading.Timer(240, process.kill)
+    deadline = threading.Timer(400, process.kill)
     deadline.start()
     try:
         assert process.stdout is not None
-        yield int(process.stdout.readline())
+        yield dict(zip(SERVERS, map(int, process.stdout.readline().split()), strict=True))
         process.stdin.close()
         assert process.wait(60) == 0
     finally:
@@ -84,8 +87,8 @@ def code_of(client, request, metadata=()):
 
 
 @pytest.mark.system
-def test_answers_are_greedy_decoding_wrong_requests_are_refused_and_the_process_lives():
-    with server() as port, stub(port) as client:
+def test_answers_are_greedy_decoding_wrong_requests_are_refused_and_the_process_lives(ports):
+    with stub(ports["both"]) as client:
         assert client.HealthCheck(pb2.HealthCheckRequest(), timeout=30).is_live
         for seed, n in ((1, 6), (2, 21)):
             text, ids = decode(client, text_request(tiny.prompt(seed, n), 8))
@@ -113,9 +116,9 @@ def test_answers_are_greedy_decoding_wrong_requests_are_refused_and_the_process_
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("prefills", "generates"), [(2, 1), (1, 2)])
-def test_V11_engines_in_unequal_numbers_complete_all_requests(prefills, generates):
-    with server(prefills, generates) as port, stub(port) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
+@pytest.mark.parametrize("which", ["two prefill", "two generate"])
+def test_V11_engines_in_unequal_numbers_complete_all_requests(ports, which):
+    with stub(ports[which]) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
         started_s = time.monotonic()
         asked = [pool.submit(decode, client, id_request(tiny.prompt(1 + i % 2, 6), 8)) for i in range(8)]
         for i, answer in enumerate(asked):
@@ -131,17 +134,16 @@ REQUESTER = pathlib.Path(os.environ.get("JETSTREAM_REQUESTER", ""))
     not REQUESTER.is_file(),
     reason="JetStream's wheel leaves out jetstream/tools/requester.py: set JETSTREAM_REQUESTER to that file of its source (tag v0.2.2)",
 )
-def test_jetstreams_own_requester_talks_to_it():
+def test_jetstreams_own_requester_talks_to_it(ports):
     prompt = tiny.LetterCodec().decode(tiny.prompt(1, 6))
-    with server() as port:
-        options = ["--server=127.0.0.1", f"--port={port}", f"--text={prompt}", "--max_tokens=8", "--tokenizer=none"]
-        run = subprocess.run([sys.executable, str(REQUESTER), *options], capture_output=True, text=True, timeout=240, check=True)
+    options = ["--server=127.0.0.1", f"--port={ports['both']}", f"--text={prompt}", "--max_tokens=8", "--tokenizer=none"]
+    run = subprocess.run([sys.executable, str(REQUESTER), *options], capture_output=True, text=True, timeout=240, check=True)
     assert f"Response: {tiny.LetterCodec().decode(expected(1, 6, 8))}" in run.stdout.splitlines()
 
 
 @pytest.mark.system
-def test_Z07_calls_without_the_token_are_refused():
-    with server(token="secret") as port, stub(port) as client:
+def test_Z07_calls_without_the_token_are_refused(ports):
+    with stub(ports["token"]) as client:
         for metadata in ((), (("authorization", "Bearer no"),)):
             assert code_of(client, id_request([20], 1), metadata)[0] == grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(grpc.RpcError, match="token"):
