@@ -77,7 +77,12 @@ async def _serve_http(config: Config, role: str, source: Source, options: ServeO
         served = load_role(config, role, source)
         engine = SlotEngine(served.model, **served.engine_options)
         sampler = EngineSampler(
-            engine, served.params, version=served.version, request_timeout_s=options.timeout_s, close_timeout_s=CLOSE_TIMEOUT_S
+            engine,
+            served.params,
+            version=served.version,
+            host_bytes=served.host_bytes,
+            request_timeout_s=options.timeout_s,
+            close_timeout_s=CLOSE_TIMEOUT_S,
         )
         try:
             for chunk in engine.chunk_buckets:  # compiles what a lone request needs

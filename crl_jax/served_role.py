@@ -27,15 +27,18 @@ from crl_jax.models.codec import ChatCodec
 from crl_jax.models.config import ModelConfig
 from crl_jax.models.lora import init_adapters
 from crl_jax.models.params import Params
+from crl_jax.models.pieces import pieces
 from crl_jax.models.safetensors_io import load_params
 from crl_jax.role_settings import engine_options, lora_of, optimizer_of
+from crl_jax.role_sampler import served_params
 from crl_jax.run_state import adapters_of, require_adapters
 from crl_jax.serving.constraint import ActionTrie
+from crl_jax.serving.publisher import Serving
 from crl_jax.sharding.adapters import adapter_shardings, make_merge
 from crl_jax.sharding.reshard import make_copy, serving_layout
-from crl_jax.sharding.rules import param_shardings
+from crl_jax.sharding.rules import param_shardings, replicated
 
-MAX_STOP_IDS = 16  # of one request; training needs fewer
+_WIDER = {"max_stop_ids": 16, "max_forbidden_ids": 64, "stop_states": 256}  # of one request, of all: training needs fewer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +54,22 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class ServedRole:
-    """A role's model. ``params`` are in the sampler's type and layout and ``load`` brings a safetensors file there."""
+    """A role's model. ``params`` are as the sampler wants them (``serving``) and ``load`` brings a safetensors file there."""
 
     name: str
     codec: ChatCodec
     model: ModelConfig
-    mesh: jax.sharding.Mesh
+    serving: Serving
     params: Any
     version: int
     trie: ActionTrie | None
     engine_options: dict[str, Any]
-    serve_dtype: str
+    host_bytes: int  # for keys and values of idle sessions
 
     def load(self, path: pathlib.Path) -> Any:
         """Parameters of a safetensors file (dotted names, see ``models.safetensors_io``). Raises ValueError when they do not fit."""
-        shardings = param_shardings(self.model, self.mesh) if self.mesh.size > 1 else None
-        return make_copy(self.serve_dtype, serving_layout(self.mesh))(load_params(self.model, path, shardings=shardings))
+        shardings = param_shardings(self.model, self.serving.mesh) if self.serving.mesh.size > 1 else None
+        return make_copy(self.serving.dtype, self.serving.layout)(load_params(self.model, path, shardings=shardings))
 
 
 def load_role(config: Config, name: str, source: Source) -> ServedRole:
@@ -81,35 +84,37 @@ def load_role(config: Config, name: str, source: Source) -> ServedRole:
         goals, _ = lookup.tasks(config)
         lookup.check_actions(config, goals, parts.codec)
         trie = action_trie(config, goals, parts.codec)
+    serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(parts.mesh))
     if source.run is None:
-        params, version = make_copy(role.serve_dtype, serving_layout(parts.mesh))(parts.params), 0
+        params, version = served_params(parts, serving), 0
     else:
-        params, version = _of_checkpoint(config, name, role, parts, source.run / "checkpoints", source.step)
-    options = engine_options(role, parts.mesh) | {"trie": trie, "max_stop_ids": MAX_STOP_IDS}
-    return ServedRole(name, parts.codec, parts.model, parts.mesh, params, version, trie, options, role.serve_dtype)
+        params, version = _of_checkpoint(config, name, role, parts, serving, source.run / "checkpoints", source.step)
+    options = engine_options(role, parts.mesh, parts.serve_mesh) | _WIDER | {"trie": trie, "pieces": pieces(parts.codec.tokenizer)}
+    return ServedRole(name, parts.codec, parts.model, serving, params, version, trie, options, role.host_cache_mib * 2**20)
 
 
 def _of_checkpoint(
-    config: Config, name: str, role: RoleConfig, parts: RoleParts, root: pathlib.Path, step: int | None
+    config: Config, name: str, role: RoleConfig, parts: RoleParts, serving: Serving, root: pathlib.Path, step: int | None
 ) -> tuple[Params, int]:
-    """The weights of a checkpoint in the sampler's form, adapters merged, and their version."""
+    """The weights of a checkpoint as the sampler wants them, adapters merged, and their version."""
     step = checkpoints.latest(root) if step is None else step
     if step is None:
         raise ConfigError(f"{root} holds no complete checkpoint: correct --run, e.g. --run runs/quickstart, or train first")
     saved = checkpoints.read_records(root, step)["run"]
     require_adapters(root, name, saved.get("adapters", {}).get(name), adapters_of(config, name))
-    layout, lora = serving_layout(parts.mesh), lora_of(role)
-    shardings = param_shardings(parts.model, parts.mesh)
+    lora, mesh = lora_of(role), serving.mesh
+    shardings = param_shardings(parts.model, mesh)
     if lora is None:
-        served = make_copy(role.serve_dtype, layout)
+        served = make_copy(serving.dtype, serving.layout)
         trained = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), parts.params)
     else:
         base = jax.device_put(parts.params, shardings)
-        served = make_merge(lora, role.serve_dtype, base, layout)
+        where = shardings if mesh.size > 1 else replicated(mesh)
+        served = make_merge(lora, serving.dtype, base, serving.layout, where=where)
         trained = jax.eval_shape(lambda key: init_adapters(base, lora, key), jax.random.key(0))
-        shardings = adapter_shardings(trained, parts.mesh)
+        shardings = adapter_shardings(trained, mesh)
     optimizer = optimizer_of(config, name, role)
     state = jax.eval_shape(lambda params: init_state(params, optimizer), trained)
-    places = state_shardings(state, optimizer, shardings, parts.mesh)
+    places = state_shardings(state, optimizer, shardings, mesh)
     like = jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places)
     return served(checkpoints.restore_tree(root, step, name, like).params), int(saved["versions"][name])

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="a sampler on a server needs aiohttp: pip install -e '.[serve]'")
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "serving" / "http"))
-from front_door import served, tiny
+from front_door import LetterCodec, served, tiny
 
 from crl_jax.config import ActorConfig, ConfigError, ServerConfig
 from crl_jax.lookup import RoleParts
@@ -32,7 +32,8 @@ def running_server(shell, folder, **options):
 
 
 def parts():
-    return RoleParts(tiny.LetterCodec(), tiny.CONFIG, make_mesh(1, 1, 1, jax.devices()[:1]), tiny.weights(1))
+    mesh = make_mesh(1, 1, 1, jax.devices()[:1])
+    return RoleParts(LetterCodec(), tiny.CONFIG, mesh, mesh, tiny.weights(1))
 
 
 def role(url, folder, **more):
@@ -45,12 +46,12 @@ def test_it_starts_with_the_runs_own_weights_and_publishes_to_the_server(tmp_pat
     prompt = tiny.prompt(1, 6)
     with Shell("server") as there, Shell("run") as here, running_server(there, tmp_path, token="secret") as url:
         settings = role(url, tmp_path, token_file=str(tmp_path / "token"))
-        sampler, layout = open_sampler("actor", settings, parts(), None, here, request_timeout_s=60)
+        sampler, serving = open_sampler("actor", settings, parts(), None, here, request_timeout_s=60)
         first = here.call(sampler.complete(prompt, SamplingParams(4, temperature=0.0)), 60, "asking")
         sampler.publish(tiny.weights(0), 1)
         second = here.call(sampler.complete(prompt, SamplingParams(4, temperature=0.0)), 60, "asking")
         here.call(sampler.aclose(), 30, "closing")
-    assert layout is unchanged
+    assert serving.layout is unchanged
     assert list(first.ids) == tiny.greedy(tiny.weights(1), prompt, 4)
     assert list(second.ids) == tiny.greedy(tiny.weights(0), prompt, 4)
     assert (first.versions, second.versions) == ((0,) * 4, (1,) * 4)

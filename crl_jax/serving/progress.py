@@ -18,11 +18,12 @@ from crl_jax.serving.scheduler import Request, Session
 
 
 class Sampled(NamedTuple):
-    """Newly sampled tokens: three tuples of equal length, as in ``Completion``."""
+    """Newly sampled tokens: tuples of equal length, as in ``Completion``."""
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
     versions: tuple[int, ...]
+    sampling_logps: tuple[float, ...] = ()
 
 
 OnTokens = Callable[[Sampled], None]
@@ -39,7 +40,7 @@ class _Listener:
         """What was sampled since the last call."""
         start, r = self.told, self.request
         self.told = len(r.ids)
-        return Sampled(tuple(r.ids[start:]), tuple(r.logps[start:]), tuple(r.versions[start:]))
+        return Sampled(tuple(r.ids[start:]), tuple(r.logps[start:]), tuple(r.versions[start:]), tuple(r.sampling_logps[start:]))
 
 
 class Progress:

@@ -9,8 +9,10 @@ import os
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "http"))
 import tiny_model as tiny
+from letters import LetterCodec
 
 from crl_jax.records import SamplingParams
 from crl_jax.serving import jetstream_server
@@ -37,7 +39,7 @@ async def serve(prefills, generates, token):
     server, port = jetstream_server.bind("127.0.0.1", 0, token)
     first = [engine(i) for i in range(prefills)]
     second = first if (prefills, generates) == (1, 1) else [engine(10 + i) for i in range(generates)]
-    service, _ = jetstream_server.make_service(first, second, tiny.weights(0), tiny.LetterCodec(), queue_limit=16)
+    service, _ = jetstream_server.make_service(first, second, tiny.weights(0), LetterCodec(), queue_limit=16)
     jetstream_server.add_service(server, service)
     await server.start()
     return server, port

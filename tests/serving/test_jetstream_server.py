@@ -17,8 +17,9 @@ pytest.importorskip("jetstream", reason="JetStream's protocol needs google-jetst
 import grpc
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE / "http"))
 import tiny_model as tiny  # noqa: E402
+from letters import LetterCodec  # noqa: E402
 
 from crl_jax.serving.access import AccessError, AddressError  # noqa: E402
 from crl_jax.serving.jetstream_import import import_jetstream  # noqa: E402
@@ -61,7 +62,7 @@ def stub(port):
 
 
 def text_request(ids, max_tokens):
-    return pb2.DecodeRequest(text_content=pb2.DecodeRequest.TextContent(text=tiny.LetterCodec().decode(ids)), max_tokens=max_tokens)
+    return pb2.DecodeRequest(text_content=pb2.DecodeRequest.TextContent(text=LetterCodec().decode(ids)), max_tokens=max_tokens)
 
 
 def id_request(ids, max_tokens):
@@ -93,7 +94,7 @@ def test_answers_are_greedy_decoding_wrong_requests_are_refused_and_the_process_
         for seed, n in ((1, 6), (2, 21)):
             text, ids = decode(client, text_request(tiny.prompt(seed, n), 8))
             assert ids == expected(seed, n, 8)
-            assert text == tiny.LetterCodec().decode(ids)
+            assert text == LetterCodec().decode(ids)
         assert decode(client, id_request(tiny.prompt(1, 6), 8)) == ("", expected(1, 6, 8))
         bad = [
             id_request([1] * tiny.LENGTH, 1),
@@ -135,10 +136,10 @@ REQUESTER = pathlib.Path(os.environ.get("JETSTREAM_REQUESTER", ""))
     reason="JetStream's wheel leaves out jetstream/tools/requester.py: set JETSTREAM_REQUESTER to that file of its source (tag v0.2.2)",
 )
 def test_jetstreams_own_requester_talks_to_it(ports):
-    prompt = tiny.LetterCodec().decode(tiny.prompt(1, 6))
+    prompt = LetterCodec().decode(tiny.prompt(1, 6))
     options = ["--server=127.0.0.1", f"--port={ports['both']}", f"--text={prompt}", "--max_tokens=8", "--tokenizer=none"]
     run = subprocess.run([sys.executable, str(REQUESTER), *options], capture_output=True, text=True, timeout=240, check=True)
-    assert f"Response: {tiny.LetterCodec().decode(expected(1, 6, 8))}" in run.stdout.splitlines()
+    assert f"Response: {LetterCodec().decode(expected(1, 6, 8))}" in run.stdout.splitlines()
 
 
 @pytest.mark.system

@@ -2,8 +2,8 @@
 
 Owns: the JSON of answers and of stream events, in OpenAI's shape with vLLM's ``token_ids`` and our own ``token_versions``,
 ``token_states``, ``sampling_logprobs`` and ``weight_version``. Promises: ``token_logprobs`` are those of ``Completion.logps`` (the full
-softmax at the request's temperature); all per-token lists of a choice have one entry per sampled id, the stop id included; ``tokens``
-joined are ``text``. Does not: sample.
+softmax at the request's temperature), ``sampling_logprobs`` those of ``Completion.sampling_logps``; all per-token lists of a choice have
+one entry per sampled id, the stop id included; ``tokens`` joined are ``text``. Does not: sample.
 
 ``weight_version`` is the version that sampled the last token of the answer (of its first choice), or that of the weights in use when there
 is no token.
@@ -32,10 +32,8 @@ def whole_choice(request: CompletionRequest, index: int, completion: Completion,
     """One finished choice."""
     text = text_stream(request, decode)
     words = pieces(text, completion.ids)
-    sampled = Sampled(completion.ids, completion.logps, completion.versions)
+    sampled = Sampled(completion.ids, completion.logps, completion.versions, completion.sampling_logps)
     found = part_of_choice(request, index, words, sampled) | end_of_choice(request, completion, text)
-    if request.logprobs and completion.sampling_logps:
-        found["logprobs"]["sampling_logprobs"] = list(completion.sampling_logps)
     if any(completion.states):
         found["token_states"] = list(completion.states)
     return found
@@ -52,6 +50,7 @@ def part_of_choice(request: CompletionRequest, index: int, words: Sequence[str],
             "token_logprobs": list(sampled.logps),
             "top_logprobs": None,
             "text_offset": offsets,
+            "sampling_logprobs": list(sampled.sampling_logps),
         }
     if request.token_ids:
         choice |= {"token_ids": list(sampled.ids), "token_versions": list(sampled.versions)}

@@ -47,6 +47,9 @@ class WeightUpdates:
                 params = await asyncio.to_thread(self._load, path)
             except (ValueError, OSError) as error:
                 raise ApiError(400, f"{name!r} cannot be served: {error}", param="path", code="wrong_weights") from error
-            self._sampler.publish(params, version)
+            try:
+                await asyncio.to_thread(self._sampler.publish, params, version)  # waits for requests to end if the sampler drains
+            except TimeoutError as error:
+                raise ApiError(504, str(error), code="deadline") from error
             self.published += 1
         return version

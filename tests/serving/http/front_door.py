@@ -5,9 +5,10 @@ import itertools
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import tiny_model as tiny
 from aiohttp.test_utils import TestClient, TestServer
+from letters import LetterCodec
 
 from crl_jax.models.safetensors_io import load_params
 from crl_jax.serving.http import server
@@ -17,7 +18,7 @@ from crl_jax.serving.http.app import make_app
 def make_front(sampler, *, token="", limit=64, folder=None, clock=lambda: 0.0, codec=None, session_limit=100):
     front = server.front(
         sampler,
-        codec or tiny.LetterCodec(),
+        codec or LetterCodec(),
         "tiny",
         token=token,
         queue=limit,

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the HTTP front door needs aiohttp: pip install -e '.[serve]'")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from front_door import served, tiny
+from front_door import LetterCodec, served, tiny
 
 from crl_jax.models.safetensors_io import save_params
 
@@ -47,7 +47,7 @@ async def until(reached, deadline_s=60):
 
 
 def letters(ids):
-    return tiny.LetterCodec().decode(ids)
+    return LetterCodec().decode(ids)
 
 
 def test_greedy_answer_has_text_ids_log_probs_versions_and_usage():
@@ -64,7 +64,7 @@ def test_greedy_answer_has_text_ids_log_probs_versions_and_usage():
     (choice,) = body["choices"]
     assert (status, choice["token_ids"], choice["text"], choice["finish_reason"]) == (200, expected, letters(expected), "length")
     assert choice["logprobs"]["tokens"] == [letters([i]) for i in expected]
-    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
+    assert choice["logprobs"]["text_offset"] == [len(letters(expected[:i])) for i in range(5)]
     logits = tiny.teacher(tiny.weights(0), [*prompt, *expected]).astype(np.float64)[len(prompt) - 1 : -1]
     exact = [row[i] - np.log(np.exp(row).sum()) for row, i in zip(logits, expected, strict=True)]
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(exact, abs=1e-4)
@@ -110,6 +110,24 @@ def test_a_stop_id_ends_the_answer_and_stays_among_the_ids_but_not_in_the_text()
     assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["tokens"]) == end
 
 
+def test_C09_R08_a_stop_string_ends_ids_at_its_token_and_text_before_it():
+    prompt = tiny.prompt(1, 6)
+    expected = tiny.greedy(tiny.weights(0), prompt, 8)
+    text = letters(expected)
+    stop = letters(expected[2:4])  # over two tokens
+    end = next(n for n in range(9) if stop in letters(expected[:n]))
+
+    async def test(client, front):
+        body = {"prompt": prompt, "max_tokens": 8, "stop": stop, **GREEDY}
+        return (await ask(client, **body))[1]["choices"][0], await events(client, **body)
+
+    choice, streamed = run(test)
+    assert choice["token_ids"] == expected[:end]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[: text.index(stop)], "stop", stop)
+    assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["tokens"]) == end
+    assert "".join(json.loads(part)["choices"][0]["text"] for part in streamed[:-1]) == choice["text"]
+
+
 def test_R07_streamed_parts_joined_are_the_whole_answer():
     body = {"prompt": [tiny.prompt(1, 6), tiny.prompt(2, 5)], "max_tokens": 11, **GREEDY}
 
@@ -126,12 +144,12 @@ def test_R07_streamed_parts_joined_are_the_whole_answer():
         assert "".join(p["text"] for p in mine) == choice["text"]
         for name in ("token_ids", "token_versions"):
             assert [x for p in mine for x in p[name]] == choice[name]
-        for name in ("tokens", "token_logprobs", "text_offset"):
+        for name in ("tokens", "token_logprobs", "text_offset", "sampling_logprobs"):
             assert [x for p in mine for x in p["logprobs"][name]] == choice["logprobs"][name]
         assert [p["finish_reason"] for p in mine] == [None] * (len(mine) - 1) + ["length"]
 
 
-class HalfCharacters(tiny.LetterCodec):
+class HalfCharacters(LetterCodec):
     """Every id is one byte of a character of two."""
 
     def decode(self, ids):
@@ -205,7 +223,7 @@ def test_wrong_bodies_routes_and_sizes_have_openais_error_shape():
             found.append((answer.status, (await answer.json())["error"]["code"]))
         async with client.get("/v1/completions") as answer:
             found.append((answer.status, (await answer.json())["error"]["code"]))
-        found.append((await ask(client, prompt="A", max_tokens=1, temperature=1e-9))[0])
+        found.append((await ask(client, prompt="a", max_tokens=1, temperature=1e-9))[0])
         return found
 
     assert run(test) == [

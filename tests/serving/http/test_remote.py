@@ -45,20 +45,6 @@ def run(test, **options):
     return asyncio.run(main())
 
 
-def check_logps(params, prompt, completion, temperature=1.0):
-    assert len(completion.ids) == len(completion.logps) == len(completion.versions) == len(completion.states)
-    logits = tiny.teacher(params, [*prompt, *completion.ids])[len(prompt) - 1 : -1].astype(np.float64) / temperature
-    for row, token, logp, state in zip(logits, completion.ids, completion.logps, completion.states, strict=True):
-        support = np.arange(len(row)) if state == 0 else tiny.TRIE.allowed[state][tiny.TRIE.allowed[state] >= 0]
-        assert logp == pytest.approx(row[token] - np.log(np.exp(row[support]).sum()), abs=1e-4)
-
-
-def mixed(i):
-    stops = (20, 21) if i % 3 == 0 else ()
-    params = SamplingParams(1 + i % 7, (0.0, 1.0, 0.5)[i % 3], (1.0, 0.8)[i % 2], (0, 5)[i % 4 == 1], stops, seed=i, constrained=i % 5 == 0)
-    return tiny.prompt(i, 1 + i % 20), params
-
-
 def test_it_knows_its_server():
     async def test(sampler, front, url):
         return sampler.vocab_size, sampler.max_length, sampler.version
@@ -76,14 +62,14 @@ def test_greedy_and_sampled_equal_teacher_forcing():
     best, sampled = run(test)
     assert list(best.ids) == tiny.greedy(tiny.weights(0), prompt, 8)
     assert best.finish == Finish.LENGTH
-    check_logps(tiny.weights(0), prompt, best)
-    check_logps(tiny.weights(0), prompt, sampled, 0.7)
+    tiny.check_logps(tiny.weights(0), prompt, best)
+    tiny.check_logps(tiny.weights(0), prompt, sampled, 0.7)
 
 
 def test_a_burst_of_mixed_requests_equals_the_sampler_in_the_server():
     async def test(sampler, front, url):
-        remote = await asyncio.gather(*(sampler.complete(*mixed(i)) for i in range(32)))
-        return remote, await asyncio.gather(*(front.sampler.complete(*mixed(i)) for i in range(32))), sampler.stats()
+        remote = await asyncio.gather(*(sampler.complete(*tiny.mixed(i)) for i in range(32)))
+        return remote, await asyncio.gather(*(front.sampler.complete(*tiny.mixed(i)) for i in range(32))), sampler.stats()
 
     remote, local, stats = run(test)
     for one, other in zip(remote, local, strict=True):
@@ -112,7 +98,7 @@ def test_turns_send_and_prefill_only_new_tokens():
     replies, stats = run(test)
     for context, reply in replies:
         assert list(reply.ids) == tiny.greedy(tiny.weights(0), context, 3)
-        check_logps(tiny.weights(0), context, reply)
+        tiny.check_logps(tiny.weights(0), context, reply)
     assert (stats["prefilled_tokens"], stats["recomputed_tokens"], stats["decoded_tokens"]) == (16, 0, 9)
 
 
@@ -233,7 +219,7 @@ def test_R14_R15_published_weights_are_what_samples_next(tmp_path):
     assert (first.versions, second.versions, version) == ((0,) * 3, (7,) * 4, 7)
     context = [*tiny.prompt(1, 6), *first.ids, *tiny.prompt(2, 4)]
     assert list(second.ids) == tiny.greedy(tiny.weights(1), context, 4)
-    check_logps(tiny.weights(1), context, second)
+    tiny.check_logps(tiny.weights(1), context, second)
     assert (stats["swaps"], stats["stale_answers"]) == (3, 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-6.safetensors", "actor-7.safetensors", "actor-8.safetensors"]
 
