@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import math
 import pathlib
 import sys
 import time
@@ -49,10 +50,9 @@ class ServeOptions:
 
 def main(config: Config, role: str, source: Source, options: ServeOptions) -> int:
     """Serves until a signal comes. Raises errors a person can mend: ConfigError, CheckpointError, AccessError, AddressError."""
+    _check(source, options)
     token = read_token(options.token_file)
     check_open_to(options.host, token)
-    if options.weights_folder is not None and options.protocol != "openai":
-        raise ConfigError("--weights-folder goes with --protocol openai: JetStream's protocol cannot publish weights")
     keep_compiled_programs(config.run.compile_cache)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
@@ -61,6 +61,19 @@ def main(config: Config, role: str, source: Source, options: ServeOptions) -> in
 
         return serve_jetstream(config, role, source, options, token)
     return asyncio.run(_serve_http(config, role, source, options, token))
+
+
+def _check(source: Source, options: ServeOptions) -> None:
+    if not 0 <= options.port < 2**16:
+        raise ConfigError(f"--port {options.port}: a port is 1 to 65535, or 0 for a free one")
+    if options.queue < 0 or not 0 < options.timeout_s < math.inf:
+        raise ConfigError(f"--queue {options.queue} must be 0 (four times the slots) or more, --timeout-s {options.timeout_s:g} above 0")
+    if source.step is not None and source.run is None:
+        raise ConfigError("--step names a checkpoint of a run: say which with --run FOLDER")
+    if options.weights_folder is not None and options.protocol != "openai":
+        raise ConfigError("--weights-folder goes with --protocol openai: JetStream's protocol cannot publish weights")
+    if options.weights_folder is not None and not options.weights_folder.is_dir():
+        raise ConfigError(f"--weights-folder {options.weights_folder} is no folder: make it, or correct the name")
 
 
 def announce(served: ServedRole, url: str, token: str) -> None:

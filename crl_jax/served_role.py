@@ -29,8 +29,8 @@ from crl_jax.models.lora import init_adapters
 from crl_jax.models.params import Params
 from crl_jax.models.pieces import pieces
 from crl_jax.models.safetensors_io import load_params
-from crl_jax.role_settings import engine_options, lora_of, optimizer_of
 from crl_jax.role_sampler import served_params
+from crl_jax.role_settings import engine_options, lora_of, optimizer_of
 from crl_jax.run_state import adapters_of, require_adapters
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.publisher import Serving

@@ -61,6 +61,10 @@ def test_Z07_tokens_and_host_names():
         (["--token-file", "nowhere"], "token file nowhere cannot be read"),
         (["--host", "256.1.1.1", "--token-file", "TOKEN"], "256.1.1.1"),
         (["--protocol", "jetstream", "--weights-folder", "."], "cannot publish weights"),
+        (["--weights-folder", "nowhere"], "is no folder"),
+        (["--port", "65536"], "a port is 1 to 65535"),
+        (["--timeout-s", "0"], "--timeout-s 0 above 0"),
+        (["--step", "3"], "say which with --run"),
         (["--port", "TAKEN"], "is in use by another program: choose another --port"),
     ],
 )

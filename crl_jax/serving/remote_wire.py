@@ -17,6 +17,7 @@ from typing import Any, Literal
 from crl_jax.records import Completion, Finish, SamplingParams
 from crl_jax.serving.remote_edge import RemoteError, Reply
 
+_ROUNDING = 1e-3  # a log-prob of a certain token may come out a little above 0, the more so in bfloat16
 LogprobsOf = Literal["raw", "processed"]
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.CANCELLED, "cancelled": Finish.CANCELLED}
 
@@ -107,7 +108,7 @@ def read_completion(reply: Reply, card: Card, params: SamplingParams) -> Complet
     if not all(type(i) is int and 0 <= i < card.vocab_size for i in ids):
         raise RemoteError(f"the server sent token ids outside the vocabulary 0..{card.vocab_size - 1}: {ids[:8]}")
     numbers = [*logps, *sampling]
-    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= 0 for x in numbers):
+    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= _ROUNDING for x in numbers):
         raise RemoteError(f"the server sent log-probs that are none, one or more of {numbers[:8]}")
     if not all(type(x) is int and x >= 0 for x in (*versions, *states)):
         raise RemoteError("the server sent versions or states that are no whole numbers")
