@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import pathlib
 import sys
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import tiny_model as tiny
@@ -29,6 +30,19 @@ def make_front(sampler, *, token="", limit=64, folder=None, clock=lambda: 0.0, c
     )
     front.sessions._limit, front.sessions._idle_s = session_limit, 60
     return front
+
+
+def hold(front):
+    """After the first tokens the engine waits (at most 60 s) until the event is set, so that a request is surely still running."""
+    go, plain = threading.Event(), front.sampler._turn.step
+
+    def step():
+        if front.sampler._scheduler.counts["decoded_tokens"]:
+            go.wait(60)
+        plain()
+
+    front.sampler._turn.step = step
+    return go
 
 
 @contextlib.asynccontextmanager

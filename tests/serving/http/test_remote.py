@@ -12,7 +12,7 @@ pytest.importorskip("aiohttp", reason="the remote sampler needs aiohttp: pip ins
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from front_door import served, tiny
+from front_door import hold, served, tiny
 
 from crl_jax.records import Finish, SamplingParams
 from crl_jax.serving.remote import CannotPublish, RemoteSampler
@@ -144,16 +144,13 @@ def test_V06_bad_requests_are_refused_and_leave_the_session_as_it_was():
 def test_V01_V03_cancel_frees_the_slot_and_is_idempotent(whole):
     async def test(sampler, front, url):
         session = await sampler.open()
-        plain = front.sampler._turn.step
+        go, plain_cancel = hold(front), front.sampler.cancel
 
-        def slowly():
-            plain()
-            if front.sampler._scheduler.running:
-                import time
+        async def cancel(name):
+            await plain_cancel(name)
+            go.set()
 
-                time.sleep(0.05)
-
-        front.sampler._turn.step = slowly
+        front.sampler.cancel = cancel
         running = asyncio.create_task(sampler.generate(session, tiny.prompt(0, 4), greedy(27)))
         while not front.stats()["decoded_tokens"]:
             await asyncio.sleep(0.001)
@@ -169,6 +166,7 @@ def test_V01_V03_cancel_frees_the_slot_and_is_idempotent(whole):
         async with asyncio.timeout(30):
             while front.completions.in_flight:
                 await asyncio.sleep(0.005)
+        go.set()
         again = await sampler.generate(session, [20], greedy(2))
         await sampler.close(session)
         return result, again
@@ -187,9 +185,12 @@ def test_V01_V03_cancel_frees_the_slot_and_is_idempotent(whole):
 
 def test_closing_fails_what_is_in_flight_and_everything_after():
     async def test(sampler, front, url):
+        go = hold(front)
         running = asyncio.create_task(sampler.generate(await sampler.open(), [20], greedy(25)))
-        await asyncio.sleep(0.01)
+        while not front.stats()["decoded_tokens"]:
+            await asyncio.sleep(0.001)
         await sampler.aclose()
+        go.set()
         with pytest.raises(SamplerClosed):
             await running
         with pytest.raises(SamplerClosed):
