@@ -1,16 +1,17 @@
 """Eight-turn conversations by our engine and the peers, interleaved on one core; the last line is one JSON object.
 
-Usage:  python tests/bench/bench_serve_multiturn.py --peers FOLDER [--rounds 2] [--only crl_jax ...] [--out result.json]
+Usage:  python tests/bench/bench_serve_multiturn.py --peers FOLDER [--rounds 1] [--only crl_jax ...] [--out result.json]
 
 32 conversations at once with a random Llama of 4 layers: in each of 8 turns everyone reads 64 new tokens and samples 64, so the last turn
 ends at 1,024 tokens. Temperature 1, with log-probs. Ours keeps a session per conversation and is handed the new tokens only; google-tunix
 reads the whole history in every turn; transformers does so (``episode``) or is handed its cache of the turn before (``episode_reuse``);
-llama.cpp keeps its sequences' caches. Another way of tunix, ``episode_sized``, has a cache that just fits in every turn; the goal is about
-``episode``, one sampler with one cache size, which is what its rollout settings give.
+llama.cpp keeps its sequences' caches. With ``--sized`` another way of tunix is timed too, a sampler for every turn whose cache just fits
+(``episode_sized``); the goal is about ``episode``, one sampler with one cache size, which is what its rollout settings give.
 
 FOLDER holds the peers' environments (``python tests/bench/peers/interleave.py`` says how they are made). Each round runs each program
-once in a new process pinned to ``--core``: one timed episode after one that compiles. The value is tunix's episode over ours, best CPU
-seconds. Ours also counts: prefilled tokens per conversation are its new tokens exactly, and nothing is computed again.
+once in a new process pinned to ``--core``: timed episodes, after one that compiles where a program compiles. A round takes some ten
+minutes, most of it tunix. The value is tunix's episode over ours, best CPU seconds. Ours also counts: prefilled tokens per conversation
+are its new tokens exactly, and nothing is computed again.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ import interleave  # noqa: E402  (imports no framework, as the next)
 import serve_workload as sl  # noqa: E402
 
 RATIO_GOAL = 6.0
+SIZED = "episode_sized"
 WAYS = {
     "crl_jax": ("episode",),
-    "tunix": ("episode", "episode_sized"),
+    "tunix": ("episode",),
     "transformers": ("episode", "episode_reuse"),
     "llama": ("episode",),
 }
@@ -39,7 +41,7 @@ def summary(reports: dict[str, list[interleave.Report]]) -> dict[str, Any]:
     """Best and median of every way of each program, and what ours counted."""
     found: dict[str, Any] = {}
     for program, rows in reports.items():
-        found[program] = {way: interleave.phase(rows, way) for way in WAYS[program]} | interleave.conditions(rows)
+        found[program] = {way: interleave.phase(rows, way) for way in rows[0]["phases"]} | interleave.conditions(rows)
     if "crl_jax" in reports:
         found["crl_jax"]["per_episode"] = reports["crl_jax"][-1]["per_episode"]
     return found
@@ -61,7 +63,8 @@ def measured(found: dict[str, Any]) -> dict[str, tuple[float | None, str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=pathlib.Path, help="folder of the peers' environments")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--sized", action="store_true", help="also time tunix with a cache that just fits in every turn (minutes)")
     parser.add_argument("--reps", type=int, default=1, help="timed episodes in one process")
     parser.add_argument("--only", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), help="programs to run (all)")
     parser.add_argument("--core", type=int, default=0)
@@ -77,15 +80,16 @@ def main() -> None:
     for number in range(args.rounds):
         for program, rows in reports.items():
             where = {"peers": args.peers, "folder": args.folder, "core": args.core, "name": f"multiturn-{program}-{number}"}
-            rows.append(interleave.run(program, ["multiturn", "--reps", str(args.reps)], **where))
+            ways = [*WAYS[program], *([SIZED] if args.sized and program == "tunix" else ())]
+            rows.append(interleave.run(program, ["multiturn", "--reps", str(args.reps), "--ways", *ways], **where))
     found = summary(reports)
     goals = interleave.goals(measured(found))
     ours = found.get("crl_jax", {}).get("episode", {}).get("best_cpu_s")
     ratios = {
         f"{program}_{way}_over_ours": round(rows[way]["best_cpu_s"] / ours, 3)
         for program, rows in found.items()
-        for way in WAYS[program]
-        if ours and program != "crl_jax"
+        for way in (*WAYS[program], SIZED)
+        if ours and program != "crl_jax" and way in rows
     }
     workload = {"turns": sl.TURNS, "context": sl.CONTEXT, "new": sl.NEW, "conversations": 32, "max_length": sl.EPISODE}
     details = {"goals": goals, "ratios": ratios, "programs": found, "workload": workload, "rounds": args.rounds, "reps": args.reps}

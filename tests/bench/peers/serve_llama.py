@@ -150,7 +150,7 @@ def main() -> None:
                 phases = sl.single(sw, w, lambda rows, new, seed: rollout(context, rows, new, np.random.default_rng(seed)), args.reps)
             else:
                 context = model.context(w.batch, sl.EPISODE)
-                phases = sl.episodes(sw, w, {"episode": lambda seed: talk(context, w, seed)}, args.reps)
+                phases = sl.episodes(sw, w, {"episode": lambda seed: talk(context, w, seed)}, args, compiles=False)
     versions = {"llama-cpp-python": md.version("llama_cpp_python"), "numpy": md.version("numpy")}
     sl.report("llama.cpp", versions, w, sw, phases, extra)
 

@@ -143,7 +143,7 @@ def main() -> None:
         if args.case == "single":
             phases = sl.single(sw, w, lambda rows, new, seed: asyncio.run(burst(sampler, rows, new, 1.0, seed)), args.reps)
         else:
-            phases = sl.episodes(sw, w, {"episode": lambda seed: asyncio.run(talk(sampler, w, seed))}, args.reps)
+            phases = sl.episodes(sw, w, {"episode": lambda seed: asyncio.run(talk(sampler, w, seed))}, args, compiles=True)
             extra = {"per_episode": counted(sampler, w, args.reps + 1)}
         extra["stats"] = sampler.stats()
         asyncio.run(sampler.aclose())

@@ -96,7 +96,7 @@ def main() -> None:
             phases = sl.single(sw, w, lambda rows, new, _: ask(model, rows, new), args.reps)
         else:
             ways = {"episode": lambda seed: talk(model, w, seed, False), "episode_reuse": lambda seed: talk(model, w, seed, True)}
-            phases = sl.episodes(sw, w, ways, args.reps)
+            phases = sl.episodes(sw, w, ways, args, compiles=False)
     versions = {k: md.version(k) for k in ("transformers", "torch", "numpy")}
     sl.report("transformers generate", versions, w, sw, phases, extra)
 

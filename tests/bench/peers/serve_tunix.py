@@ -61,7 +61,7 @@ def main() -> None:
         one = [make_sampler(model, tokenizer, w, sl.EPISODE)] * sl.TURNS
         sized = [make_sampler(model, tokenizer, w, (turn + 1) * (sl.CONTEXT + sl.NEW)) for turn in range(sl.TURNS)]
         ways = {"episode": lambda seed: talk(one, seed), "episode_sized": lambda seed: talk(sized, seed)}
-        phases = sl.episodes(sw, w, ways, args.reps)
+        phases = sl.episodes(sw, w, ways, args, compiles=True)
     else:
         raise SystemExit("smollm2: not measured with tunix")
     versions = {k: md.version(k) for k in ("google-tunix", "jax", "jaxlib", "flax", "numpy")}

@@ -39,6 +39,7 @@ def arguments(program: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=program)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--reps", type=int, default=5, help="timed repetitions (smollm2: fewer for large batches)")
+    parser.add_argument("--ways", nargs="+", default=["episode"], help="multiturn: which of the program's ways to time")
     parser.add_argument("--batches", type=int, nargs="+", default=list(SMOLLM2_BATCHES), help="smollm2: rows at once")
     parser.add_argument("--model", type=pathlib.Path, help="smollm2: weights, in the form the program reads")
     parser.add_argument("--prompts", type=pathlib.Path, help="smollm2: JSON list of token ids")
@@ -81,17 +82,18 @@ def single(sw: pc.Stopwatch, w: pc.Workload, generate: Generate, reps: int) -> d
     return {phase: w.batch * length for phase, length in phases.items()}
 
 
-def episodes(sw: pc.Stopwatch, w: pc.Workload, ways: dict[str, Talk], reps: int) -> dict[str, int]:
-    """Times ``reps`` episodes of all conversations in every way of doing them, after one that compiles."""
-    for seed in range(reps + 1):
-        for way, talk in ways.items():
+def episodes(sw: pc.Stopwatch, w: pc.Workload, ways: dict[str, Talk], args: argparse.Namespace, *, compiles: bool) -> dict[str, int]:
+    """Times ``args.reps`` episodes of all conversations in every way asked for, after one if the program ``compiles`` what it runs."""
+    for seed in range(0 if compiles else 1, args.reps + 1):
+        for way in args.ways:
+            talk = ways[way]
             sw.mark_box()
             with sw.time(way if seed else f"first_{way}"):
                 turns = talk(seed)
             assert len(turns) == TURNS
             for ids in turns:
                 check((ids, []), w.batch, NEW, logps=False)
-    return dict.fromkeys(ways, w.batch * TURNS * NEW)
+    return dict.fromkeys(args.ways, w.batch * TURNS * NEW)
 
 
 def smollm2(sw: pc.Stopwatch, generate: Generate, rows: list[Ids], batch: int, reps: int) -> tuple[dict[str, int], list[Ids]]:
