@@ -22,7 +22,7 @@ import serve_workload as sl
 
 F32 = 0  # GGML_TYPE_F32
 ALL = -1  # every position
-CHUNK = 512  # most tokens of one call
+CHUNK = 512  # most tokens of one call; no row here is longer
 
 
 class Model:
@@ -56,6 +56,10 @@ class Context:
         self._batch = lc.llama_batch_init(CHUNK, 0, 1)
         self.past: dict[int, int] = {}
 
+    def free(self) -> None:
+        lc.llama_batch_free(self._batch)
+        lc.llama_free(self._handle)
+
     def clear(self) -> None:
         lc.llama_memory_clear(self._memory, False)
         self.past.clear()
@@ -66,22 +70,22 @@ class Context:
 
     def read(self, rows: dict[int, sl.Ids]) -> np.ndarray:
         """Appends to sequences; returns the logits [len(rows), V] after the last id of each."""
-        tokens = [(s, i, p == len(ids) - 1) for s, ids in rows.items() for p, i in enumerate(ids)]
+        names, at_once = list(rows), CHUNK // max(map(len, rows.values()))  # whole rows: pieces of equal length are computed together
         found = []
-        for at in range(0, len(tokens), CHUNK):
-            part, batch = tokens[at : at + CHUNK], self._batch
-            batch.n_tokens = len(part)
-            for k, (sequence, token, last) in enumerate(part):
+        for at in range(0, len(names), at_once):
+            part = names[at : at + at_once]
+            tokens = [(s, i, p == len(rows[s]) - 1) for s in part for p, i in enumerate(rows[s])]
+            batch = self._batch
+            batch.n_tokens = len(tokens)
+            for k, (sequence, token, last) in enumerate(tokens):
                 position = self.past.get(sequence, 0)
                 self.past[sequence] = position + 1
-                batch.token[k], batch.pos[k], batch.n_seq_id[k], batch.logits[k] = token, position, 1, last
+                batch.token[k], batch.pos[k], batch.n_seq_id[k], batch.logits[k] = token, position, 1, int(last)
                 batch.seq_id[k][0] = sequence
             status = lc.llama_decode(self._handle, batch)
             assert status == 0, f"llama_decode: {status}"
-            wanted = sum(last for _, _, last in part)
-            if wanted:
-                logits = ctypes.cast(lc.llama_get_logits(self._handle), ctypes.POINTER(ctypes.c_float))
-                found.append(np.ctypeslib.as_array(logits, (wanted, self._vocab)).copy())
+            logits = ctypes.cast(lc.llama_get_logits(self._handle), ctypes.POINTER(ctypes.c_float))
+            found.append(np.ctypeslib.as_array(logits, (len(part), self._vocab)).copy())
         return np.concatenate(found)
 
     def sample(self, logits: np.ndarray, new: int, rng: np.random.Generator | None) -> sl.Sampled:
@@ -133,10 +137,12 @@ def main() -> None:
     lc.llama_backend_init()
     extra = {"system": lc.llama_print_system_info().decode()}
     if args.case == "smollm2":
-        model = Model(args.model)
+        model, contexts = Model(args.model), []
 
         def make(batch: int) -> sl.Generate:
-            context = model.context(batch, sl.SMOLLM2_PROMPT + sl.LONG)
+            if contexts:
+                contexts.pop().free()
+            contexts.append(context := model.context(batch, sl.SMOLLM2_PROMPT + sl.LONG))
             return lambda rows, new, _: rollout(context, rows, new, None)
 
         phases, found = sl.smollm2_batches(sw, args, make)
