@@ -3,8 +3,8 @@
 Usage:  PEER_OUT=ours.json python serve_ours.py single|multiturn|smollm2 [--reps 5] [--prompts FILE]
 
 Weights are published as for a rollout. In the eight turns every conversation is a session, so a turn hands over its new ids only; the
-counters of the sampler say how many ids were prefilled and how many had to be computed again. The SmolLM2 case also measures what this
-core can do at all: the best rate of plain matrix products and of reading memory, before and after.
+counters of the sampler say how many ids were prefilled and how many had to be computed again. The best rate of plain matrix products
+says how fast the core was; the SmolLM2 case measures it before and after, and reading memory too.
 """
 
 from __future__ import annotations
@@ -91,14 +91,20 @@ def best_s(call: Callable[[], Any], reps: int) -> float:
     return min(seconds)
 
 
-def machine_rates() -> dict[str, float]:
-    """GFLOP/s of plain products and GB/s of reading memory, by JAX and by numpy (its BLAS)."""
+def product_rates() -> dict[str, float]:
+    """GFLOP/s of plain products, by JAX and by numpy (its BLAS)."""
     found = dict[str, float]()
     for m, k, n in SHAPES:
         a, b = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
         ours, theirs, product = jnp.asarray(a), jnp.asarray(b), jax.jit(jnp.matmul)
         for name, call in (("jax", lambda p=product, x=ours, y=theirs: p(x, y).block_until_ready()), ("numpy", lambda x=a, y=b: x @ y)):
             found[f"gflops {name} {m}x{k}x{n}"] = 2e-9 * m * k * n / best_s(call, 8)
+    return found
+
+
+def memory_rates() -> dict[str, float]:
+    """GB/s of reading memory, by JAX and by numpy."""
+    found = dict[str, float]()
     matrix, vector = np.ones((READ // 1024, 1024), np.float32), np.ones(1024, np.float32)
     ours, total = jnp.asarray(matrix), jax.jit(jnp.matmul)
     found["gbytes jax matrix-vector"] = 4e-9 * READ / best_s(lambda: total(ours, vector).block_until_ready(), 4)
@@ -121,10 +127,10 @@ def smollm2(sw: pc.Stopwatch, args: Any) -> tuple[dict[str, int], dict[str, Any]
         samplers.append(EngineSampler(engine, params))
         return lambda rows, new, seed: asyncio.run(burst(samplers[-1], rows, new, 0.0, seed))
 
-    before = machine_rates()
+    before = product_rates() | memory_rates()
     phases, found = sl.smollm2_batches(sw, args, make)
     asyncio.run(samplers[-1].aclose())
-    after = machine_rates()
+    after = product_rates() | memory_rates()
     return phases, {"rates": {name: max(rate, after[name]) for name, rate in before.items()}, **found}
 
 
@@ -145,7 +151,7 @@ def main() -> None:
         else:
             phases = sl.episodes(sw, w, {"episode": lambda seed: asyncio.run(talk(sampler, w, seed))}, args, compiles=True)
             extra = {"per_episode": counted(sampler, w, args.reps + 1)}
-        extra["stats"] = sampler.stats()
+        extra |= {"stats": sampler.stats(), "rates": product_rates()}
         asyncio.run(sampler.aclose())
     versions = {k: md.version(k) for k in ("jax", "jaxlib", "numpy")}
     sl.report("crl_jax", versions, w, sw, phases, extra)
