@@ -2,10 +2,10 @@
 
 Usage:  python tests/bench/soak_serve.py [--requests 10000] [--seed 0] [--out docs/results/soak_serve.json]
 
-More clients than slots hold conversations with a tiny model: random prompts, greedy and sampled, several turns. Meanwhile requests are
-cancelled (by ``cancel`` and by cancelling the task that waits), sessions are closed under a running request, unknown sessions are
-cancelled, closed and asked, requests are bad in every way there is, and two sets of weights are published in turn. The load comes in
-waves. After each one every session is closed and this must hold:
+More clients than slots hold conversations with a tiny model: prompts of their own and shared ones, greedy and sampled, several turns.
+Meanwhile requests are cancelled (by ``cancel`` and by cancelling the task that waits), sessions are closed under a running request, unknown
+sessions are cancelled, closed and asked, requests are bad in every way there is, and two sets of weights are published in turn. The load
+comes in waves. After each one every session is closed and this must hold:
 
 - every request ended exactly once, in the way it should, within its deadline;
 - every slot is free and no session is open;
@@ -52,6 +52,7 @@ SAMPLE = 0.2  # of the greedy completions are checked
 GROWTH_GOAL_MB = 5.0
 KINDS = {"plain": 66, "cancel": 8, "task_cancel": 8, "close": 4, "busy": 2, "unknown": 4, "bad": 8}  # of 100 requests
 STOP = 7
+COMMON = (tuple(range(10, 20)), tuple(range(20, 31)), tuple(range(30, 34)))  # prompts that conversations share
 
 
 def weights(seed: int) -> Any:
@@ -178,9 +179,15 @@ class Conversation:
     def _request(self) -> tuple[list[int], SamplingParams]:
         rng = self.wave.rng
         new = [rng.randrange(CONFIG.vocab_size) for _ in range(rng.randint(1, 12))]
+        if self.ids == [] and rng.random() < 0.4:
+            new = list(rng.choice(COMMON))
         greedy, stops = rng.random() < 0.5, (STOP,) if rng.random() < 0.3 else ()
-        params = SamplingParams(rng.randint(1, NEW), 0.0 if greedy else 1.0, stop_ids=stops, seed=rng.randrange(2**31))
-        return new, params if greedy else dataclasses.replace(params, top_p=rng.choice((1.0, 0.9)), top_k=rng.choice((0, 8)))
+        params = SamplingParams(
+            rng.randint(1, NEW), 0.0 if greedy else 1.0, stop_ids=stops, seed=rng.randrange(2**31), forbidden_ids=rng.choice(((), (3, 5)))
+        )
+        if greedy:
+            return new, params
+        return new, dataclasses.replace(params, top_p=rng.choice((1.0, 0.9)), top_k=rng.choice((0, 8)), min_p=rng.choice((0.0, 0.05)))
 
     async def _generate(self, new: list[int], params: SamplingParams) -> None:
         wave, before = self.wave, self.ids
