@@ -9,7 +9,7 @@ import pytest
 from crl_jax.models import transformer
 from crl_jax.models.params import flatten
 from crl_jax.models.presets import preset
-from crl_jax.serving.scheduler import Scheduler
+from crl_jax.serving.sampler import EngineSampler
 
 BENCH = pathlib.Path(__file__).parent / "bench"
 sys.path[:0] = [str(BENCH), str(BENCH / "peers")]
@@ -111,19 +111,19 @@ def test_small_soak(small):
     assert found["swaps"] > 0
 
 
-def test_the_soak_sees_a_slot_that_is_not_freed_and_greedy_ids_that_differ(small):
+def test_the_soak_sees_a_session_that_was_not_closed_and_greedy_ids_that_differ(small):
     small.setattr(soak_serve, "SETTLE_S", 0.2)
-    closing, lost = Scheduler.close, list[int]()
+    closing, lost = EngineSampler.close, list[str]()
 
-    def leaky(self, session_id):
-        slots = len(self.free)
-        closing(self, session_id)
-        if len(self.free) > slots and not lost:
-            lost.append(self.free.pop())
+    async def leaky(self, session):
+        if session == "s3" and not lost:
+            lost.append(session)
+        else:
+            await closing(self, session)
 
-    small.setattr(Scheduler, "close", leaky)
+    small.setattr(EngineSampler, "close", leaky)
     solo = soak_serve.compare
     small.setattr(soak_serve, "compare", lambda sampler, sets, greedy: solo(sampler, sets[::-1], greedy))
     faults = asyncio.run(soak_serve.soak(60, 1, lambda _: None))["faults"]
-    assert any("slots are free" in fault for fault in faults)
+    assert any("1 sessions open" in fault for fault in faults)
     assert any("greedy ids" in fault for fault in faults)
