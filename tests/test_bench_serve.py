@@ -86,6 +86,21 @@ def test_no_two_conversations_or_turns_read_the_same():
     assert sl.history([[1], [2]], [[3], [4]], [[5], [6]]) == [[1, 3, 5], [2, 4, 6]]
 
 
+def test_no_program_is_given_a_prompt_twice():
+    seen: list[tuple[int, ...]] = []
+
+    def generate(rows, new, _seed):
+        seen.extend(dict.fromkeys(map(tuple, rows)))
+        return [[1] * new for _ in rows], [[-1.0] * new for _ in rows]
+
+    sl.single(pc.Stopwatch(), pc.Workload(), generate, 3)
+    assert len(seen[16:]) == len(set(seen[16:])) == 3 * 2 * 8  # after those that compile
+    for batch in sl.SMOLLM2_BATCHES:
+        seen.clear()
+        sl.smollm2(pc.Stopwatch(), generate, [[i] for i in range(sl.SMOLLM2_ROWS)], batch, 3)
+        assert len(seen) == len(set(seen)) == batch * (1 + 2 * sl.SMOLLM2_REPS[batch])
+
+
 def test_a_missing_environment_is_named_with_the_lines_that_make_it(tmp_path):
     with pytest.raises(SystemExit, match=r"venv-llama/bin/python is missing[\s\S]*pip install llama-cpp-python"):
         interleave.python("llama", tmp_path)

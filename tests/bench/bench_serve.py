@@ -39,7 +39,7 @@ Reports = dict[str, list[interleave.Report]]
 def smollm2_arguments(program: str, args: argparse.Namespace) -> list[str]:
     """The files a program needs for SmolLM2, made when they are not there."""
     folder = args.folder / "smollm2"
-    if not (folder / "hf").exists():
+    if not all((folder / made).exists() for made in ("prompts.json", "hf")):
         maker = [sys.executable, str(HERE / "peers" / "smollm2_files.py"), str(folder), str(HERE.parents[1] / "README.md")]
         subprocess.run(maker, check=True, timeout=600)
     found = ["--prompts", str(folder / "prompts.json")]

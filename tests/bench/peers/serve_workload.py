@@ -1,8 +1,8 @@
 """What the serving benchmarks measure, the same for every program. Imports no framework.
 
 Owns: the three cases (single turn, eight turns, SmolLM2-135M), their prompts, how often each is timed, and the report of one process.
-Promises: every program gets the same token ids; what compiles or touches weights for the first time is run before anything is timed.
-Does not: know a program. Each gives ``generate`` callables, and a round of one process is timed here.
+Promises: every program gets the same token ids, and no prompt twice; what compiles or touches weights for the first time is run before
+anything is timed. Does not: know a program. Each gives ``generate`` callables, and a round of one process is timed here.
 
 A decode step is the difference between two rollouts that differ in nothing but their length, divided by the difference of the lengths:
 what prefill, Python and copies cost once drops out.
@@ -27,6 +27,7 @@ EPISODE = TURNS * (CONTEXT + NEW)
 SMOLLM2_BATCHES = (1, 8, 32)
 SMOLLM2_PROMPT = 64
 SMOLLM2_REPS = {1: 3, 8: 2, 32: 1}
+SMOLLM2_ROWS = max(batch * (1 + 2 * reps) for batch, reps in SMOLLM2_REPS.items())  # prompts, so that none is read twice
 
 Ids = list[int]
 Sampled = tuple[list[Ids], list[list[float]]]  # ids and log-probs of each row; no log-probs where the case asks for none
@@ -74,10 +75,10 @@ def single(sw: pc.Stopwatch, w: pc.Workload, generate: Generate, reps: int) -> d
         check(generate(prompts(w, 0), length, 0), w.batch, length)  # compiles
     for i in range(1, reps + 1):
         sw.mark_box()
-        for phase, length in phases.items():
-            rows = prompts(w, i)
+        for seed, (phase, length) in enumerate(phases.items(), 2 * i):  # never the same prompts: a program may keep what it has read
+            rows = prompts(w, seed)
             with sw.time(phase):
-                sampled = generate(rows, length, i)
+                sampled = generate(rows, length, seed)
             check(sampled, w.batch, length)
     return {phase: w.batch * length for phase, length in phases.items()}
 
@@ -97,16 +98,19 @@ def episodes(sw: pc.Stopwatch, w: pc.Workload, ways: dict[str, Talk], args: argp
 
 
 def smollm2(sw: pc.Stopwatch, generate: Generate, rows: list[Ids], batch: int, reps: int) -> tuple[dict[str, int], list[Ids]]:
-    """Times greedy rollouts of the first ``batch`` of ``rows`` in both lengths; returns the phases and the ids of the long one."""
+    """Times greedy rollouts of ``batch`` of ``rows`` in both lengths, other rows every time; returns the phases and the ids of the first
+    long one."""
     phases, ids = {f"batch{batch}": LONG, f"batch{batch}_short": SHORT}, list[Ids]()
-    generate(rows[:batch], SHORT, 0)
+    groups = iter([rows[at : at + batch] for at in range(0, len(rows) - batch + 1, batch)])
+    generate(next(groups), SHORT, 0)
     for _ in range(min(reps, SMOLLM2_REPS.get(batch, reps))):
         sw.mark_box()
         for phase, length in phases.items():
+            group = next(groups)
             with sw.time(phase):
-                sampled = generate(rows[:batch], length, 0)
+                sampled = generate(group, length, 0)
             check(sampled, batch, length, logps=False)
-            ids = sampled[0] if length == LONG else ids
+            ids = ids or sampled[0]
     return {phase: batch * length for phase, length in phases.items()}, ids
 
 

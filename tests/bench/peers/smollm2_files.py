@@ -27,7 +27,7 @@ def main() -> None:
     folder, text = map(pathlib.Path, sys.argv[1:3])
     folder.mkdir(parents=True, exist_ok=True)
     ids = load_smollm2_tokenizer().encode(text.read_text(encoding="utf-8"))
-    rows = [ids[i * sl.SMOLLM2_PROMPT : (i + 1) * sl.SMOLLM2_PROMPT] for i in range(max(sl.SMOLLM2_BATCHES))]
+    rows = [ids[i * sl.SMOLLM2_PROMPT : (i + 1) * sl.SMOLLM2_PROMPT] for i in range(sl.SMOLLM2_ROWS)]
     if len(rows[-1]) < sl.SMOLLM2_PROMPT:
         raise SystemExit(f"{text} has {len(ids)} tokens, too few for {len(rows)} prompts of {sl.SMOLLM2_PROMPT}")
     (folder / "prompts.json").write_text(json.dumps(rows))
