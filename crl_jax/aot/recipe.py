@@ -40,7 +40,7 @@ from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, 
 from crl_jax.serving import programs
 from crl_jax.serving.engine import SlotEngine
 from crl_jax.sharding.adapters import adapter_shardings
-from crl_jax.sharding.mesh import DATA, FSDP, TENSOR
+from crl_jax.sharding.mesh import DATA, FSDP
 from crl_jax.sharding.reshard import make_reshard, serving_mesh
 from crl_jax.sharding.rules import batch_sharding, param_shardings
 
@@ -201,8 +201,7 @@ def _serving(name: str, role: RoleConfig, model: ModelConfig, replica: Mesh) -> 
     params = placed(served, param_shardings(model, replica))
     program, whole = engine.program, NamedSharding(replica, PartitionSpec())
     empty = jax.eval_shape(lambda: programs.init_state(program._replace(cache_sharding=None), role.slots, role.max_length))
-    cache = NamedSharding(replica, PartitionSpec(None, TENSOR))
-    state = programs.DecodeState(placed(empty.cache, cache), placed(empty.slots, whole))
+    state = programs.DecodeState(placed(empty.cache, program.cache_sharding), placed(empty.slots, whole))
     keeps = {"serving weights": params, "decode state": state}
     chunk, length, width = engine.chunk_buckets[-1], role.max_length, engine.max_steps
 

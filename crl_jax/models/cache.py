@@ -11,9 +11,11 @@ size, so that at most about twice the positions in use are read, whatever the le
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,20 +26,30 @@ from crl_jax.models.attention import MASKED, attend, group_queries, ungroup
 FIRST_BLOCK = 128  # positions; smaller ones would save less than a condition costs
 
 
-class KVCache(NamedTuple):
+Layout = Literal["whole", "blocks", "tokens"]
+"""``whole``: one block; ``blocks``: ``doubling_blocks``; ``tokens``: one block with a token's heads side by side (``KVCache.by_token``)."""
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["by_token"])
+@dataclasses.dataclass(frozen=True)
+class KVCache:
     """Keys and values of every layer, one array per layer and block of positions: keys ``[rows, kv_heads, head_dim, length]``, values
     ``[rows, kv_heads, length, head_dim]``, so that both products of attention are plain ones.
 
     Separate arrays per layer and heads before slots are 2-4 times faster on CPU than one stacked array.
+
+    With ``by_token`` keys and values are ``[rows, length, kv_heads, head_dim]``: a new token is then one piece of memory. The compiler for
+    TPUs arranges the cache so inside the decode loop in any case, and copies all of it there and back when it comes arranged otherwise.
     """
 
     k: tuple[tuple[Float[Array, "rows K h S"], ...], ...]
     v: tuple[tuple[Float[Array, "rows K S h"], ...], ...]
+    by_token: bool = False
 
     @property
     def length(self) -> int:
         """Positions each row can hold."""
-        return sum(block.shape[2] for block in self.v[0])
+        return sum(block.shape[1 if self.by_token else 2] for block in self.v[0])
 
     @property
     def rows(self) -> int:
@@ -81,6 +93,11 @@ def write(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """The layer's blocks of keys and of values with the new ones in them; positions past the end are dropped."""
     rows = (jnp.arange(k.shape[0]) if new.rows is None else new.rows)[:, None]
+    if cache.by_token:
+        new_k, new_v = (
+            old.at[rows, new.at].set(y.astype(old.dtype), mode="drop") for (old,), y in ((cache.k[layer], k), (cache.v[layer], v))
+        )
+        return (new_k,), (new_v,)
     keys, values = [], []
     for old_k, old_v, (start, end) in _blocks(cache.k[layer], cache.v[layer]):
         inside = (new.at >= start) & (new.at < end)
@@ -91,7 +108,12 @@ def write(
 
 
 def attend_cached(
-    q: Float[Array, "B T H h"], keys: tuple[Array, ...], values: tuple[Array, ...], mask: Bool[Array, "B T S"], new: Reach
+    q: Float[Array, "B T H h"],
+    keys: tuple[Array, ...],
+    values: tuple[Array, ...],
+    mask: Bool[Array, "B T S"],
+    new: Reach,
+    by_token: bool = False,
 ) -> Float[Array, "B T H*h"]:
     """Grouped-query attention over a layer's blocks (``attention.attend``), a block after the other with a running softmax (Milakov and
     Gimelshein, arXiv:1805.02867). Blocks that start beyond what any query sees are skipped.
@@ -101,7 +123,8 @@ def attend_cached(
         return block if new.rows is None else block[new.rows]
 
     if len(keys) == 1:
-        return attend(q, of_rows(keys[0]), of_rows(values[0]), mask)
+        k, v = of_rows(keys[0]), of_rows(values[0])
+        return attend(q, k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3), mask) if by_token else attend(q, k, v, mask)
     grouped = group_queries(q, keys[0].shape[1])
     state: _Running | None = None
     for k, v, (start, end) in _blocks(keys, values):
@@ -125,7 +148,8 @@ def read_row(cache: KVCache, row: Int[Array, ""], length: int) -> KVCache:
             if start < length
         )
 
-    return KVCache(tuple(take(layer, 3) for layer in cache.k), tuple(take(layer, 2) for layer in cache.v))
+    of_k, of_v = (1, 1) if cache.by_token else (3, 2)
+    return KVCache(tuple(take(layer, of_k) for layer in cache.k), tuple(take(layer, of_v) for layer in cache.v), cache.by_token)
 
 
 def write_row(cache: KVCache, row: Int[Array, ""], piece: KVCache) -> KVCache:
@@ -135,7 +159,7 @@ def write_row(cache: KVCache, row: Int[Array, ""], piece: KVCache) -> KVCache:
         written = [jax.lax.dynamic_update_slice(x, y.astype(x.dtype), (row, 0, 0, 0)) for x, y in zip(layer, new, strict=False)]
         return (*written, *layer[len(written) :])
 
-    return KVCache(tuple(map(put, cache.k, piece.k)), tuple(map(put, cache.v, piece.v)))
+    return KVCache(tuple(map(put, cache.k, piece.k)), tuple(map(put, cache.v, piece.v)), cache.by_token)
 
 
 class _Running(NamedTuple):

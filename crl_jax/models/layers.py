@@ -211,5 +211,5 @@ class Transformer(nnx.Module):
             all_k, all_v = write(cache, layer, k, v, new)
             keys.append(all_k)
             values.append(all_v)
-            x = block.finish(x, matmul(attend_cached(q, all_k, all_v, mask, new).astype(x.dtype), block.attn.o[...]))
-        return self.final_norm(x), KVCache(tuple(keys), tuple(values))
+            x = block.finish(x, matmul(attend_cached(q, all_k, all_v, mask, new, cache.by_token).astype(x.dtype), block.attn.o[...]))
+        return self.final_norm(x), KVCache(tuple(keys), tuple(values), cache.by_token)

@@ -104,13 +104,21 @@ def unembed(config: ModelConfig, params: Params, hidden: Float[Array, "*d D"], *
     return jax.lax.platform_dependent(hidden, table, cpu=left, default=lambda x, table: matmul(x, table.T, jnp.float32))
 
 
-def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.float32, *, blocks: Sequence[int] | None = None) -> KVCache:
-    """An empty cache of ``batch`` rows of ``length`` positions, in ``blocks`` of so many positions (None: one).
+def init_cache(
+    config: ModelConfig,
+    batch: int,
+    length: int,
+    dtype: Any = jnp.float32,
+    *,
+    blocks: Sequence[int] | None = None,
+    by_token: bool = False,
+) -> KVCache:
+    """An empty cache of ``batch`` rows of ``length`` positions, in ``blocks`` of so many positions (None: one) or, in one, ``by_token``.
 
     The cost of a decode step grows with the blocks that hold a position in use.
     """
     heads, width = config.n_kv_heads, config.head_dim
-    sizes = (length,) if blocks is None else tuple(blocks)
+    sizes = (length,) if blocks is None or by_token else tuple(blocks)
     if sum(sizes) != length:
         raise ValueError(f"blocks of {sizes} positions do not make up {length}: use cache.doubling_blocks({length})")
 
@@ -118,6 +126,9 @@ def init_cache(config: ModelConfig, batch: int, length: int, dtype: Any = jnp.fl
         # separate buffers: a donated one may appear only once
         return tuple(tuple(jnp.zeros(shape(n), dtype) for n in sizes) for _ in range(config.n_layers))
 
+    if by_token:
+        k, v = (layers(lambda n: (batch, n, heads, width)) for _ in "kv")
+        return KVCache(k, v, by_token=True)
     return KVCache(layers(lambda n: (batch, heads, width, n)), layers(lambda n: (batch, heads, n, width)))
 
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from crl_jax.models import transformer
+from crl_jax.models.cache import Layout
 from crl_jax.records import SamplingParams
 from crl_jax.serving import programs
 from crl_jax.serving.constraint import ROOT, UNCONSTRAINED, ActionTrie
@@ -81,12 +82,12 @@ class SlotEngine:
     """``max_slots`` sequences of up to ``max_length`` tokens each.
 
     ``max_steps`` is the most tokens per slot in one ``generate`` dispatch; ``prefill_tokens`` the tokens of input, padding counted, that
-    are computed between two of them (None: one full dispatch); ``cache_dtype`` the type of the cached keys and values. ``pieces``, the
-    bytes of each token (``models.pieces``), make stop strings possible, with ``stop_states`` states for all those in use at a time. With a
-    mesh the cache is split over its ``tensor`` axis by kv heads (replicated when there is no such axis); the parameters are used as they
-    are placed. ``split_rows`` splits the slots over the other axes (``sharding.reshard.serving_mesh``): each replica then computes its own
-    slots only. Every dispatch is over all slots then, whatever ``row_buckets`` says: gathering some would move their caches between
-    devices.
+    are computed between two of them (None: one full dispatch); ``cache_dtype`` the type of the cached keys and values and ``cache_layout``
+    their arrangement (None: the fastest on these devices). ``pieces``, the bytes of each token (``models.pieces``), make stop strings
+    possible, with ``stop_states`` states for all those in use at a time. With a mesh the cache is split over its ``tensor`` axis by kv
+    heads (replicated when there is no such axis); the parameters are used as they are placed. ``split_rows`` splits the slots over the
+    other axes (``sharding.reshard.serving_mesh``): each replica then computes its own slots only. Every dispatch is over all slots then,
+    whatever ``row_buckets`` says: gathering some would move their caches between devices.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class SlotEngine:
         mesh: Mesh | None = None,
         split_rows: bool = False,
         cache_dtype: Any = jnp.float32,
+        cache_layout: Layout | None = None,
     ) -> None:
         if max_slots < 1 or max_length < 2:
             raise ValueError(f"max_slots={max_slots} must be >= 1 and max_length={max_length} >= 2")
@@ -122,13 +124,14 @@ class SlotEngine:
         self._mesh = mesh
         self.prefill_tokens = prefill_tokens or self.row_buckets[-1] * self.chunk_buckets[-1]
         self.stops = None if pieces is None else StopTable(_for_rows(pieces, config.vocab_size), stop_states)
+        layout = cache_layout or _best_layout(mesh)
         self._program = programs.Program(
             config,
-            _cache_sharding(config, mesh, max_slots if split_rows else 0),
+            _cache_sharding(config, mesh, max_slots if split_rows else 0, layout),
             max_stop_ids,
             max_forbidden_ids,
             cache_dtype,
-            _on_one_cpu(mesh),
+            layout,
         )
         trie_tables = () if trie is None else (jnp.asarray(trie.allowed), jnp.asarray(trie.next_state))
         self._tables = programs.Tables(*trie_tables)
@@ -251,14 +254,15 @@ def _for_rows(pieces: Sequence[bytes], vocab_size: int) -> list[bytes]:
     return [*pieces, *[b""] * (vocab_size - len(pieces))]
 
 
-def _on_one_cpu(mesh: Mesh | None) -> bool:
-    """Where a cache in blocks is known to be faster."""
-    if mesh is None:
-        return jax.default_backend() == "cpu"
-    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+def _best_layout(mesh: Mesh | None) -> Layout:
+    """The arrangement of the cache that is fastest on the devices of ``mesh`` (None: the default one)."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    if platform == "tpu":
+        return "tokens"
+    return "blocks" if platform == "cpu" and (mesh is None or mesh.size == 1) else "whole"
 
 
-def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None, rows: int) -> NamedSharding | None:
+def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None, rows: int, layout: Layout) -> NamedSharding | None:
     """Where a cache of ``rows`` rows to be split lies (0: rows are whole)."""
     if mesh is None:
         return None
@@ -270,4 +274,5 @@ def _cache_sharding(config: transformer.ModelConfig, mesh: Mesh | None, rows: in
     others = tuple(axis for axis in mesh.axis_names if axis != "tensor")
     if rows % (mesh.size // parts):
         raise ValueError(f"max_slots={rows} does not divide over {mesh.size // parts} replicas: use a multiple of {mesh.size // parts}")
-    return NamedSharding(mesh, PartitionSpec(others if rows else None, "tensor"))
+    heads = (None, "tensor") if layout == "tokens" else ("tensor",)
+    return NamedSharding(mesh, PartitionSpec(others if rows else None, *heads))

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from crl_jax.models import transformer
-from crl_jax.models.cache import KVCache, doubling_blocks, read_row, write_row
+from crl_jax.models.cache import KVCache, Layout, doubling_blocks, read_row, write_row
 from crl_jax.serving.constraint import COMPLETE, UNCONSTRAINED
 from crl_jax.serving.sampling import RowParams, sample
 from crl_jax.serving.stop_strings import REACHED
@@ -58,16 +58,14 @@ class Tables(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What is static in both programs: the model, where the cache lives (None: wherever the inputs are), and whether it is in blocks of
-    growing size, of which only those in use are read.
-    """
+    """What is static in the programs: the model, where the cache lives (None: wherever the inputs are), and how it is arranged."""
 
     config: transformer.ModelConfig
     cache_sharding: NamedSharding | None
     max_stop_ids: int
     max_forbidden_ids: int
     cache_dtype: Any = jnp.float32
-    cache_blocks: bool = False
+    cache_layout: Layout = "whole"
 
 
 def init_state(program: Program, max_slots: int, max_length: int) -> DecodeState:
@@ -76,8 +74,9 @@ def init_state(program: Program, max_slots: int, max_length: int) -> DecodeState
     stops, forbidden = (jnp.full((max_slots, n), -1, jnp.int32) for n in (program.max_stop_ids, program.max_forbidden_ids))
     params = RowParams(floats, jnp.ones(max_slots, jnp.float32), floats, ints, ints, ints, ints, forbidden)
     slots = SlotFields(ints, ints, ints, ints, params, stops)
-    blocks = doubling_blocks(max_length) if program.cache_blocks else None
-    cache = transformer.init_cache(program.config, max_slots, max_length, program.cache_dtype, blocks=blocks)
+    blocks = doubling_blocks(max_length) if program.cache_layout == "blocks" else None
+    by_token = program.cache_layout == "tokens"
+    cache = transformer.init_cache(program.config, max_slots, max_length, program.cache_dtype, blocks=blocks, by_token=by_token)
     state = DecodeState(cache, slots)
     if program.cache_sharding is not None:
         replicated = NamedSharding(program.cache_sharding.mesh, jax.sharding.PartitionSpec())

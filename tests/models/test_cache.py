@@ -32,10 +32,10 @@ def test_blocks_double_and_make_up_the_length(length, sizes):
     assert sum(sizes) == length
 
 
-def run(config, blocks, chunks, slots, stale):
+def run(config, blocks, chunks, slots, stale, by_token=False):
     """Hidden states of three rows fed in ``chunks`` (tokens per row), and the cache, which held ``stale`` before."""
     params = transformer.init(PLAIN, jax.random.key(0))
-    cache = transformer.init_cache(config, 5, 16, blocks=blocks)
+    cache = transformer.init_cache(config, 5, 16, blocks=blocks, by_token=by_token)
     cache = jax.tree.map(lambda leaf: jnp.full_like(leaf, stale), cache)
     tokens = np.random.default_rng(0).integers(0, 40, (3, 16))
     start, found = np.zeros(3, int), [[], [], []]
@@ -66,11 +66,28 @@ def test_any_division_gives_the_numbers_of_one_block(config):
     assert (keys[0, :, :, 6:] == 7.0).all()
 
 
+@pytest.mark.parametrize("config", [PLAIN, LOCAL], ids=["full", "window"])
+def test_heads_of_a_token_side_by_side_give_the_same_numbers(config):
+    chunks, slots = [(3, 2, 3), (3, 0, 3), (1, 1, 1)], jnp.array([3, 0, 4])
+    (got, cache), (expected, whole) = (run(config, None, chunks, slots, stale=7.0, by_token=t) for t in (True, False))
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert cache.length == 16
+    np.testing.assert_allclose(cache.k[1][0].transpose(0, 2, 3, 1), whole.k[1][0], atol=1e-5)
+    np.testing.assert_allclose(cache.v[1][0].transpose(0, 2, 1, 3), whole.v[1][0], atol=1e-5)
+    row = read_row(cache, jnp.int32(4), 5)
+    put = write_row(jax.tree.map(jnp.zeros_like, cache), jnp.int32(0), row)
+    np.testing.assert_array_equal(put.k[1][0][0, :5], cache.k[1][0][4, :5])
+    assert not np.asarray(put.v[0][0][:, 5:]).any()
+
+
 def test_blocks_beyond_the_furthest_query_are_not_read():
     # the block that starts at 8 holds NaN, which any reading would spread
     params = transformer.init(PLAIN, jax.random.key(0))
     cache = transformer.init_cache(PLAIN, 3, 16, blocks=BLOCKS)
-    cache = cache._replace(k=tuple((*ks[:2], ks[2] * np.nan) for ks in cache.k), v=tuple((*vs[:2], vs[2] * np.nan) for vs in cache.v))
+    cache = dataclasses.replace(
+        cache, k=tuple((*ks[:2], ks[2] * np.nan) for ks in cache.k), v=tuple((*vs[:2], vs[2] * np.nan) for vs in cache.v)
+    )
     step = jax.jit(lambda cache, t, p: transformer.hidden_states(PLAIN, params, t, p, cache=cache))
     hidden, cache = step(cache, np.ones((3, 5), int), np.broadcast_to(np.arange(5), (3, 5)))
     assert np.isfinite(hidden).all()

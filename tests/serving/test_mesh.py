@@ -12,8 +12,9 @@ from crl_jax.serving.engine import Row, SlotEngine, host_row
 CONFIG = transformer.ModelConfig("tiny", 40, 16, 2, 4, 2, 8, 32, tie_embeddings=False)
 
 
-def tokens(params, mesh) -> tuple[list[int], list[float], SlotEngine, object]:
-    engine = SlotEngine(CONFIG, max_slots=2, max_length=32, row_buckets=(), chunk_buckets=(16,), max_steps=4, mesh=mesh)
+def tokens(params, mesh, layout=None) -> tuple[list[int], list[float], SlotEngine, object]:
+    sizes = {"row_buckets": (), "chunk_buckets": (16,), "max_steps": 4}
+    engine = SlotEngine(CONFIG, max_slots=2, max_length=32, mesh=mesh, cache_layout=layout, **sizes)
     rows = [Row(i, 0, list(range(3 + i, 11)), 11, 8, SamplingParams(8, temperature=float(i), seed=5)) for i in range(2)]
     state = engine.extend(params, engine.init_decode_state(), rows)
     state, first = engine.generate(params, state, [0, 1], 4)
@@ -28,16 +29,17 @@ def split(path, leaf, mesh):
     return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(None, "tensor") if column else PartitionSpec()))
 
 
-def test_two_devices_give_the_tokens_of_one():
+@pytest.mark.parametrize(("layout", "heads"), [("whole", (None, "tensor")), ("tokens", (None, None, "tensor"))])
+def test_two_devices_give_the_tokens_of_one(layout, heads):
     params = transformer.init(CONFIG, jax.random.key(0))
     params["head"]["kernel"] = params["head"]["kernel"] * 60
     mesh = jax.make_mesh((2,), ("tensor",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     sharded = jax.tree_util.tree_map_with_path(lambda path, leaf: split(path, leaf, mesh), params)
     ids, logps, _, _ = tokens(params, None)
-    ids2, logps2, engine, state = tokens(sharded, mesh)
+    ids2, logps2, engine, state = tokens(sharded, mesh, layout)
     assert ids == ids2
     np.testing.assert_allclose(np.concatenate(logps), np.concatenate(logps2), atol=1e-4)
-    spec = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    spec = NamedSharding(mesh, PartitionSpec(*heads))
     assert all(x.sharding.is_equivalent_to(spec, x.ndim) for x in jax.tree.leaves(state.cache))
     assert engine.max_slots == 2
 

@@ -241,7 +241,7 @@ def test_R14_requests_in_flight_go_on_with_the_published_weights_and_change_vers
         assert before == greedy(random_weights(UNTIED, 0), prompt, split)
         assert list(completion.ids[split:]) == greedy(random_weights(UNTIED, 1), [*prompt, *before], 12 - split)
     assert later.versions == (1,) * 12
-    own = engine.init_decode_state().cache.k[0].addressable_shards
+    own = engine.init_decode_state().cache.k[0][0].addressable_shards
     assert {shard.data.shape[:2] for shard in own} == {(4 * tensor // 8, 8 // tensor)} if tensor < 8 else {(4, 1)}, "rows over replicas"
     again = asyncio.run(fresh())
     assert later.ids == again.ids
