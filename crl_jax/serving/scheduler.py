@@ -19,7 +19,7 @@ from crl_jax.records import Completion, Finish, SamplingParams
 from crl_jax.serving.constraint import COMPLETE, ROOT, UNCONSTRAINED, ActionTrie
 from crl_jax.serving.engine import Emitted, Row
 from crl_jax.serving.limits import Limits, check_params
-from crl_jax.serving.prefill import padded_tokens
+from crl_jax.serving.sharing import Fresh, waits
 from crl_jax.serving.slots import Place, Slots, common
 from crl_jax.serving.stop_strings import NONE, REACHED, StopTable
 
@@ -162,29 +162,22 @@ class Scheduler:
             self.running[session_id] = session
 
     def plan(self) -> Plan:
-        """What the running requests need before they can sample.
-
-        Sessions whose inputs begin alike are computed one after the other, in sorted order, if that costs less: a neighbour in that order
-        has the longest common beginning. The first computes it; the others wait (this plan does not name them) and then fork it.
+        """What the running requests need before they can sample. A session that waits for a beginning which another one computes is in no
+        list yet (``sharing``).
         """
         pending = [s for s in self.running.values() if s.request is not None and not s.request.decoding]
         forks = [self._fork(s, s.slot, s.end) for s in pending if s.cached == s.end]
         extends = [s for s in pending if s.cached < s.end and not s.fresh]
-        late: list[tuple[Session, int]] = []  # and how much of it will be shared
-        before: Session | None = None
-        for session in sorted((s for s in pending if s.cached < s.end and s.fresh), key=lambda s: s.ids):
-            source, now, later = self._shared(session, before)
-            if later - max(now, session.cached) >= self.limits.min_shared:
-                late.append((session, later))
-            elif now - session.cached >= self.limits.min_shared:
-                forks.append(self._fork(session, source, now))
-            else:
+        fresh = sorted((s for s in pending if s.cached < s.end and s.fresh), key=lambda s: s.ids)
+        sources = [self._source(s, before) for s, before in zip(fresh, [None, *fresh], strict=False)]
+        have = [max(s.cached, n) for s, (_, n) in zip(fresh, sources, strict=True)]
+        candidates = [Fresh(s.ids, s.end, n) for s, n in zip(fresh, have, strict=True)]
+        late = waits(candidates, [s.end - s.cached for s in extends], self.limits)
+        for session, (source, n), wait in zip(fresh, sources, late, strict=True):
+            if not wait and n > session.cached:
+                forks.append(self._fork(session, source, n))
+            elif not wait:
                 extends.append(session)
-            before = session
-        left = [s.end - s.cached for s in extends]
-        apart = padded_tokens([*left, *(s.end - s.cached for s, _ in late)], self.limits)
-        if late and padded_tokens(left, self.limits) + padded_tokens([s.end - n for s, n in late], self.limits) >= apart:
-            extends += [s for s, _ in late]
         return Plan(forks, [(s, self._row(s, s.cached)) for s in extends])
 
     def note_extended(self, session: Session, n: int) -> None:
@@ -222,15 +215,15 @@ class Scheduler:
         elif len(request.ids) == request.limit:
             self._finish(session, Finish.LENGTH)
 
-    def _shared(self, session: Session, before: Session | None) -> tuple[int | None, int, int]:
-        """(slot, how much of the session's input it holds now, how much ``before`` will hold once its own input is computed)."""
-        source, now = self.slots.longest(session.ids[:-1])
-        if before is None:
-            return source, now, 0
-        later = min(common(before.ids, session.ids), session.end)
-        if min(later, before.cached) > now:
-            source, now = before.slot, min(later, before.cached)
-        return source, now, min(later, before.end)
+    def _source(self, session: Session, before: Session | None) -> tuple[int | None, int]:
+        """(slot, how much of the session's input can be copied from it now); (None, 0) if that is not worth a copy. ``before`` is the
+        session before it in sorted order, whose own input may be in the cache in part.
+        """
+        source, n = self.slots.longest(session.ids[:-1])
+        if before is not None:
+            there = min(common(before.ids, session.ids), session.end, before.cached)
+            source, n = (before.slot, there) if there > n else (source, n)
+        return (source, n) if n - session.cached >= self.limits.min_shared else (None, 0)
 
     def _fork(self, session: Session, source: int | None, n: int) -> Fork:
         assert source is not None
