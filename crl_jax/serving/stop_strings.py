@@ -17,6 +17,7 @@ from jaxtyping import Int
 
 NONE = 0
 REACHED = -1
+_SHOWN = 80  # characters of a string in a message
 
 
 @dataclasses.dataclass
@@ -55,6 +56,9 @@ class StopTable:
             raise ValueError("an empty stop string would stop at once: leave it out")
         found = self._sets.get(key)
         if found is None:
+            longest = max(map(len, key))
+            if longest >= len(self.table):  # an automaton takes a kilobyte for each byte of its strings
+                raise self._too_many(strings, longest + 1)
             steps = automaton(key)
             found = _Set(self._room(len(steps), strings), len(steps))
             rows = token_steps(steps, self._pieces)
@@ -87,11 +91,15 @@ class StopTable:
                 return end
             unused = next((key for key, taken in self._sets.items() if not taken.users), None)
             if unused is None:
-                raise ValueError(
-                    f"stop strings {list(strings)} need {size} states and the table of {len(self.table)} has no room for them: use shorter "
-                    "or fewer strings, or build the engine with more stop_states"
-                )
+                raise self._too_many(strings, size)
             del self._sets[unused]
+
+    def _too_many(self, strings: Sequence[str], size: int) -> ValueError:
+        shown = [s if len(s) <= _SHOWN else f"{s[:_SHOWN]}..." for s in strings]
+        return ValueError(
+            f"stop strings {shown} need {size} states and the table of {len(self.table)} has no room for them: use shorter or fewer "
+            "strings, or build the engine with more stop_states"
+        )
 
 
 def automaton(strings: frozenset[bytes]) -> Int[np.ndarray, "N 256"]:

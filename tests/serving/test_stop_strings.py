@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from crl_jax.serving import stop_strings
 from crl_jax.serving.stop_strings import NONE, REACHED, StopTable
 
 PIECES = [b"a", b"b", b"ab", b"aab", b"bab", "é".encode()[:1], "é".encode()[1:], b"", b"...", b"."]
@@ -68,3 +69,10 @@ def test_sets_in_use_keep_their_rows_and_others_give_way():
 def test_an_empty_string_is_refused():
     with pytest.raises(ValueError, match="would stop at once"):
         StopTable(PIECES).start(("a", ""))
+
+
+def test_a_string_longer_than_the_table_is_refused_before_an_automaton_is_made(monkeypatch):
+    monkeypatch.setattr(stop_strings, "automaton", lambda strings: pytest.fail("made one"))
+    with pytest.raises(ValueError, match=r"\['aaaa.*a\.\.\.', 'b'\] need 1000001 states") as error:
+        StopTable(PIECES).start(("a" * 1_000_000, "b"))
+    assert len(str(error.value)) < 400
