@@ -10,6 +10,7 @@ Format: 8 bytes little-endian length of the header, a JSON object name -> {dtype
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import struct
@@ -48,12 +49,11 @@ class TensorFile:
             length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else size
             if length + 8 > size:
                 raise ValueError(f"{self.path} is no safetensors file or is cut short ({size} bytes): copy it again")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        self.entries = {
-            name: Entry(found["dtype"], tuple(found["shape"]), *(length + 8 + offset for offset in found["data_offsets"]))
-            for name, found in header.items()
-        }
+            raw = file.read(length)
+        try:
+            self.entries = _entries(json.loads(raw), length + 8)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{self.path} has no safetensors header ({type(error).__name__}: {error}): copy it again") from error
         needed = max((entry.stop for entry in self.entries.values()), default=0)
         if needed > size:
             raise ValueError(f"{self.path} is cut short ({size} of {needed} bytes): copy it again")
@@ -78,6 +78,22 @@ class TensorFile:
                 count = min(step, entry.shape[0] - first)
                 block = np.frombuffer(file.read(count * width * dtype.itemsize), dtype)
                 yield first, block.reshape(count, *entry.shape[1:])
+
+
+def _entries(header: dict[str, Any], begin: int) -> dict[str, Entry]:
+    """The tensors in a header whose data begin at byte ``begin``. Raises for what a header cannot say."""
+    found = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
+        if not (isinstance(entry["dtype"], str) and all(type(n) is int and n >= 0 for n in (*shape, start, stop))):
+            raise ValueError(f"tensor {name} is {entry}")
+        dtype = DTYPES.get(entry["dtype"])
+        if dtype is not None and stop - start != math.prod(shape) * dtype.itemsize:  # a reader would go on into the next tensor
+            raise ValueError(f"tensor {name} of shape {shape} has {stop - start} bytes of {entry['dtype']}")
+        found[name] = Entry(entry["dtype"], shape, begin + start, begin + stop)
+    return found
 
 
 class Outgoing(NamedTuple):

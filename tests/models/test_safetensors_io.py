@@ -1,6 +1,7 @@
 """Parameter files: exact round trips, smaller storage types, refusal of incomplete files."""
 
 import dataclasses
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,25 @@ def test_R15_a_deleted_or_added_tensor_is_named(tmp_path):
         load_params(TINY, path)
     save_file({**tensors, "layers.0.attn.k_bias": np.zeros(16, np.float32)}, path)
     with pytest.raises(ValueError, match=r"unexpected: layers\.0\.attn\.k_bias"):
+        load_params(TINY, path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": null}',
+        b'{"a": {"dtype": {}, "shape": [1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 4]}}',
+    ],
+)
+def test_a_header_that_cannot_be_is_a_value_error(header, tmp_path):
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 8)
+    with pytest.raises(ValueError, match="no safetensors header"):
         load_params(TINY, path)
 
 
