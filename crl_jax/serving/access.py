@@ -42,11 +42,14 @@ def check_open_to(host: str, token: str) -> None:
 
 
 def may_enter(authorization: str | None, token: str) -> bool:
-    """Whether the value of an ``Authorization`` header (``Bearer TOKEN``) is right; everything is when there is no token."""
+    """Whether the value of an ``Authorization`` header (``Bearer TOKEN``) is right; everything is when there is no token.
+
+    Bytes of the header that are no text are just wrong.
+    """
     if not token:
         return True
     scheme, _, given = (authorization or "").partition(" ")
-    return hmac.compare_digest(given.strip().encode(), token.encode()) and scheme.lower() == "bearer"
+    return hmac.compare_digest(given.strip().encode(errors="surrogatepass"), token.encode()) and scheme.lower() == "bearer"
 
 
 def is_local_request(host_header: str) -> bool:

@@ -107,6 +107,8 @@ async def _complete(front: Front, http: web.Request) -> web.StreamResponse:
     raw = await _body(http)
     request = read_completion(parse_object(raw), model=front.model, vocab_size=front.sampler.vocab_size, stop_ids=front.codec.stop_ids)
     given = http.headers.get("x-request-id", "")
+    if not (given.isascii() and given.isprintable()):  # it goes back in the body and in a header
+        raise ApiError(400, "x-request-id must be printable ASCII characters", code="invalid_request_id")
     name = given or f"cmpl-{secrets.token_hex(12)}"
     if request.stream:
         return await _stream(front, http, request, name)
@@ -237,6 +239,8 @@ def _shown(http: web.Request, error: Exception) -> ApiError:
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return ApiError(413, f"the body is larger than {BODY_LIMIT_BYTES} bytes: send less at a time", code="too_large")
+    if isinstance(error, web.RequestPayloadError):
+        return ApiError(400, f"the body cannot be read ({error}): send it whole, and encoded as its headers say", code="broken_body")
     if isinstance(error, web.HTTPException):
         return ApiError(error.status, f"{http.method} {http.path}: {error.reason}", code="no_such_route")
     _LOG.error("%s %s", http.method, http.path, exc_info=error)

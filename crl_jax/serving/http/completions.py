@@ -98,6 +98,9 @@ class Completions:
     def _admitted(self, choices: int) -> Iterator[None]:
         if self.closing:
             raise ApiError(503, "the server is shutting down: ask another one", code="shutting_down", retry_after_s=5)
+        if choices > self._limit:  # waiting would not help
+            message = f"{choices} completions are asked for and {self._limit} may be in flight: send several requests, or raise --queue"
+            raise ApiError(400, message, param="n", code="too_many_choices")
         if self.in_flight + choices > self._limit:
             self.overloaded += 1
             message = f"{self.in_flight} completions are in flight and {self._limit} may be: try again, or raise --queue"

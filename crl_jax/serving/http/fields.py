@@ -10,13 +10,18 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import sys
 from typing import Any
 
 from crl_jax.serving.http.errors import ApiError
 
+_LARGEST = sys.float_info.max  # JSON has whole numbers that no float holds
+
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in ``raw``. Raises ApiError (400) for anything else, NaN, Infinity and repeated keys among it."""
+    """The JSON object in ``raw``. Raises ApiError (400) for anything else: NaN, Infinity, repeated keys and half
+    characters among it.
+    """
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is no JSON number")
@@ -29,6 +34,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
     try:
         body = json.loads(raw.decode("utf-8"), parse_constant=refuse, object_pairs_hook=unique)
+        if b"\\u" in raw:  # an escape can be half a character, which no tokenizer and no answer in UTF-8 takes
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is no valid JSON ({error}): send a JSON object in UTF-8", code="invalid_json") from error
     if not isinstance(body, dict):
@@ -66,7 +73,7 @@ class Fields:
         value = self.raw(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value <= high and -_LARGEST <= value <= _LARGEST):
             span = "a finite number" if low == -math.inf else f"a number from {low:g} to {high:g}"
             raise self._wrong(name, span, value)
         return float(value)

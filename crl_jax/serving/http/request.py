@@ -123,6 +123,10 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
 
 
+def _is_id(text: str, top_id: int) -> bool:
+    return text.isdecimal() and len(text) <= len(str(_INT32)) and int(text) <= top_id  # the length first: int() refuses a long one
+
+
 def _logprobs(fields: Fields) -> bool:
     """None is off; 0 is the chosen token's log-prob, which is what the engine keeps."""
     wanted = fields.optional_integer("logprobs", 0, 20)
@@ -136,7 +140,7 @@ def _forbidden(value: Any, top_id: int) -> tuple[int, ...]:
     """``logit_bias`` with -100 everywhere forbids its ids."""
     if value is None:
         return ()
-    if not isinstance(value, dict) or not all(key.isdecimal() and int(key) <= top_id for key in value):
+    if not isinstance(value, dict) or not all(_is_id(key, top_id) for key in value):
         raise ApiError(
             400, f"`logit_bias` must be an object with token ids up to {top_id} as keys", param="logit_bias", code="invalid_value"
         )

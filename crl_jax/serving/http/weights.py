@@ -8,6 +8,7 @@ not: write files.
 from __future__ import annotations
 
 import asyncio
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +41,7 @@ class WeightUpdates:
             path = self._resolve(name)
         except ValueError as error:
             raise ApiError(400, str(error), param="path", code="outside_folder") from error
-        if path.suffix != ".safetensors" or not path.is_file():
+        if path.suffix != ".safetensors" or not os.path.isfile(path):  # unlike is_file of the path, false for a name that is too long
             raise ApiError(400, f"{name!r} is no safetensors file in the folder of --weights-folder", param="path", code="no_such_file")
         async with self._one_at_a_time:
             try:

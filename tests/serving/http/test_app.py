@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from front_door import LetterCodec, hold, served, tiny
 
 from crl_jax.models.safetensors_io import save_params
+from crl_jax.serving.access import may_enter
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
 
@@ -225,6 +226,12 @@ def test_wrong_bodies_routes_and_sizes_have_openais_error_shape():
             found.append((answer.status, (await answer.json())["error"]["code"]))
         async with client.get("/v1/completions") as answer:
             found.append((answer.status, (await answer.json())["error"]["code"]))
+        torn = {"Content-Encoding": "gzip", "Content-Type": "application/json", "Connection": "close"}
+        async with client.post("/v1/completions", data=b"{}", headers=torn) as answer:
+            found.append((answer.status, (await answer.json())["error"]["code"]))
+        for stream in (False, True):
+            status, body, _ = await ask(client, prompt="a", max_tokens=1, stream=stream, headers={"x-request-id": "é"})
+            found.append((status, body["error"]["code"]))
         found.append((await ask(client, prompt="a", max_tokens=1, temperature=1e-9))[0])
         return found
 
@@ -234,6 +241,9 @@ def test_wrong_bodies_routes_and_sizes_have_openais_error_shape():
         (413, "too_large"),
         (404, "no_such_route"),
         (405, "no_such_route"),
+        (400, "broken_body"),
+        (400, "invalid_request_id"),
+        (400, "invalid_request_id"),
         400,
     ]
 
@@ -250,6 +260,11 @@ def test_a_full_queue_is_said_at_once():
     assert sorted(a[0] for a in answers) == [200, 200, 429, 429]
     assert next(a[2]["Retry-After"] for a in answers if a[0] == 429) == "1"
     assert (stats["http_overloaded"], stats["http_in_flight"], stats["http_status_429"]) == (2, 0, 2)
+
+
+def test_more_choices_than_there_will_ever_be_room_for_are_refused_for_good():
+    status, body, headers = run(lambda client, front: ask(client, prompt=[20], n=7), limit=6)
+    assert (status, body["error"]["code"], "Retry-After" in headers) == (400, "too_many_choices", False)
 
 
 def test_a_deadline_is_504_and_a_closed_sampler_503():
@@ -280,6 +295,7 @@ def test_Z07_a_wrong_or_missing_token_is_401_and_a_foreign_host_name_403():
 
     assert run(with_token, token="secret") == [401, 401, 401, 401, 401, 200]
     assert run(without) == [403, 403, 200, 200]
+    assert not may_enter("Bearer \udcff", "secret"), "a byte that is no text"
 
 
 def test_a_repeated_request_id_is_answered_from_memory_and_never_for_another_body():
@@ -361,6 +377,8 @@ def test_Z06_R14_weights_are_published_from_the_folder_only(tmp_path):
     (folder / "link.safetensors").symlink_to(tmp_path / "out.safetensors")
     save_params({"head": tiny.weights(1)["head"]}, folder / "part.safetensors")
     (folder / "torn.safetensors").write_bytes(b"\xff" * 20)
+    (folder / "list.safetensors").write_bytes(b"\2" + b"\0" * 7 + b"[]")
+    (folder / "round.safetensors").symlink_to(folder / "round.safetensors")
     prompt = tiny.prompt(1, 6)
 
     async def test(client, front):
@@ -371,9 +389,12 @@ def test_Z06_R14_weights_are_published_from_the_folder_only(tmp_path):
                 "/etc/passwd",
                 "a/../../out.safetensors",
                 "link.safetensors",
+                "round.safetensors",
                 "none.safetensors",
+                "n" * 5000 + ".safetensors",
                 "part.safetensors",
                 "torn.safetensors",
+                "list.safetensors",
                 "",
             )
         ]
@@ -384,8 +405,8 @@ def test_Z06_R14_weights_are_published_from_the_folder_only(tmp_path):
         return wrong, before, swap, after, front.stats()
 
     wrong, before, swap, after, stats = run(test, folder=folder)
-    assert [w[0] for w in wrong] == [400] * 12
-    assert [w[1]["error"]["code"] for w in wrong[:7]] == ["outside_folder"] * 4 + ["no_such_file"] + ["wrong_weights"] * 2
+    assert [w[0] for w in wrong] == [400] * 15
+    assert [w[1]["error"]["code"] for w in wrong[:10]] == ["outside_folder"] * 5 + ["no_such_file"] * 2 + ["wrong_weights"] * 3
     assert before[1]["choices"][0]["token_ids"] == tiny.greedy(tiny.weights(0), prompt, 4)
     assert after[1]["choices"][0]["token_ids"] == tiny.greedy(tiny.weights(1), prompt, 4)
     assert (swap[0], before[1]["weight_version"], after[2]["x-weight-version"], stats["swaps"]) == (200, 0, "2", 1)

@@ -98,6 +98,7 @@ def test_S08_every_choice_has_a_seed_of_its_own_and_the_same_again():
         ("top_p", 1.5),
         ("top_k", -2),
         ("min_p", 2),
+        ("temperature", 10**400),
         ("n", 0),
         ("seed", 1.5),
         ("stop_token_ids", [40]),
@@ -105,6 +106,7 @@ def test_S08_every_choice_has_a_seed_of_its_own_and_the_same_again():
         ("logit_bias", {"3": 5}),
         ("logit_bias", {"x": -100}),
         ("logit_bias", {"40": -100}),
+        ("logit_bias", {"1" * 5000: -100}),
         ("stream", "yes"),
         ("stream_options", {"include_usage": True}),
         ("echo", True),
@@ -126,7 +128,7 @@ def test_an_unknown_field_an_unknown_model_and_too_much():
     assert refused(prompt="a", n=2, session="s")["param"] == "session"
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"3", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"3", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff", b"[" * 100_000, b'{"a": "\\ud800"}'])
 def test_E10_a_body_that_is_no_strict_json_object_is_refused(raw):
     with pytest.raises(ApiError) as error:
         parse_object(raw)
