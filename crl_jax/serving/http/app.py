@@ -1,7 +1,7 @@
 """The routes.
 
 Owns: which path does what, who may enter, and errors in OpenAI's shape. Promises: every answer is JSON (or events), whatever goes wrong;
-a client that disconnects cancels its request. Does not: open sockets (``server``).
+a client that disconnects, or reads nothing of its stream for ``stall_s``, cancels its request. Does not: open sockets (``server``).
 
 | route | does |
 |---|---|
@@ -14,6 +14,7 @@ a client that disconnects cancels its request. Does not: open sockets (``server`
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import logging
@@ -58,6 +59,7 @@ class Front:
     token: str
     now: Callable[[], float]
     constrained: bool = False
+    stall_s: float = 60.0  # longest wait for the reader of a stream, which has a place among those in flight until it ends
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def stats(self) -> dict[str, int | float]:
@@ -131,18 +133,30 @@ async def _stream(front: Front, http: web.Request, request: CompletionRequest, n
     try:
         first = await anext(events)
         await answer.prepare(http)
-        await answer.write(first)
+        await _send(front, http, answer.write(first))
         try:
             async for part in events:
-                await answer.write(part)
+                await _send(front, http, answer.write(part))
         except ConnectionError:
             raise
         except Exception as error:
-            await answer.write(event(_shown(http, error).body()))
+            await _send(front, http, answer.write(event(_shown(http, error).body())))
     finally:
         await events.aclose()  # type: ignore[attr-defined]
-    await answer.write_eof()
+    await _send(front, http, answer.write_eof())
     return answer
+
+
+async def _send(front: Front, http: web.Request, writing: Awaitable[None]) -> None:
+    """Waits until a part of a stream is on its way. A client that stays connected and reads nothing is disconnected."""
+    try:
+        async with asyncio.timeout(front.stall_s):
+            await writing
+    except TimeoutError as late:
+        front.counts["http_stalled"] += 1
+        if http.transport is not None:
+            http.transport.abort()
+        raise ConnectionResetError(f"the client read nothing for {front.stall_s:g} s") from late
 
 
 async def _models(front: Front, http: web.Request) -> web.Response:

@@ -73,21 +73,32 @@ def bound(address: Address) -> Iterator[socket.socket]:
             found.bind(at)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise AddressError(f"{where} is in use by another program: choose another --port (0 takes a free one)") from error
+                raise _in_use(where) from error
             if error.errno == errno.EACCES:
                 raise AddressError(f"this user may not listen on {where}: choose a --port above 1023") from error
             raise AddressError(f"cannot listen on {where} ({error.strerror}): correct --host") from error
         yield found
 
 
+def _in_use(where: str) -> AddressError:
+    return AddressError(f"{where} is in use by another program: choose another --port (0 takes a free one)")
+
+
 async def serve(front: Front, listening: socket.socket, *, ready: Callable[[str, int], None], grace_s: float = 3.0) -> None:
-    """Serves until a signal comes. ``ready(host, port)`` is called when requests are accepted. Raises AccessError before that."""
+    """Serves until a signal comes. ``ready(host, port)`` is called when requests are accepted. Raises AccessError before that, and
+    AddressError: of two sockets that have the same address, which the system allows, the first to listen gets it.
+    """
     host, port = listening.getsockname()[:2]
     check_open_to(host, front.token)
     runner = web.AppRunner(make_app(front), handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
     await runner.setup()
     try:
-        await web.SockSite(runner, listening).start()
+        try:
+            await web.SockSite(runner, listening).start()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _in_use(f"{host}:{port}") from error
+            raise
         with stop_event() as stop:
             ready(host, port)
             await stop.wait()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import pathlib
+import socket
 import sys
 
 import numpy as np
@@ -14,7 +15,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from front_door import LetterCodec, hold, served, tiny
 
 from crl_jax.models.safetensors_io import save_params
-from crl_jax.serving.access import may_enter
+from crl_jax.serving.access import AddressError, may_enter
+from crl_jax.serving.http import server
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
 
@@ -199,6 +201,37 @@ def test_V01_a_client_that_goes_away_frees_its_slots(stream):
 
     stats = run(test)
     assert (stats["open_sessions"], stats["cancelled"]) == (0, 4)
+
+
+def test_a_client_that_stays_and_reads_nothing_loses_its_place():
+    body = json.dumps({"prompt": [20], "n": 64, "max_tokens": 30, "stream": True, "ignore_eos": True, "return_token_ids": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def test(client, front):
+        front.stall_s = 0.3
+        (site,) = client.server.runner.sites
+        site._server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", client.port))
+            slow.sendall(head.encode() + body)
+            await until(lambda: front.completions.in_flight == 64)
+            await until(lambda: front.completions.in_flight == 0)
+            await until(lambda: front.stats()["open_sessions"] == 0)
+            return front.stats(), (await ask(client, prompt=[20], max_tokens=1))[0]
+
+    stats, status = run(test)
+    assert (stats["http_stalled"], status) == (1, 200)
+
+
+def test_of_two_servers_that_bound_one_address_the_second_to_listen_is_told():
+    async def test(client, front):
+        with server.bound(server.Address(port=0)) as first, server.bound(server.Address(port=first.getsockname()[1])) as second:
+            first.listen()
+            with pytest.raises(AddressError, match="is in use by another program: choose another --port"):
+                await server.serve(front, second, ready=lambda host, port: pytest.fail("listens"))
+
+    run(test)
 
 
 def test_V06_an_over_long_prompt_is_refused_by_name_and_hurts_nobody_else():
