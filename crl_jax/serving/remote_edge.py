@@ -116,7 +116,7 @@ class Edge:
             raise RemoteRefused(f"{self.url}{path}: {message}", answer.status, code)
         try:
             found = json.loads(raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RemoteError(f"{self.url}{path} answered {raw[:80]!r}, which is no JSON: is this an OpenAI-compatible server?") from error
         if not isinstance(found, dict):
             raise RemoteError(f"{self.url}{path} answered a JSON {type(found).__name__}, not an object")

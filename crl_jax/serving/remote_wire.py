@@ -10,8 +10,10 @@ only temperature 0 and 1 can be asked for) or ``processed`` (after temperature a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from crl_jax.records import Completion, Finish, SamplingParams
@@ -39,6 +41,11 @@ class Card:
 
         Raises RemoteError when the model is not there or a number is missing.
         """
+        with _readable("its models"):
+            return Card._read(body, model, vocab_size)
+
+    @staticmethod
+    def _read(body: dict[str, Any], model: str, vocab_size: int) -> Card:
         cards = [c for c in body.get("data") or [] if isinstance(c, dict)]
         names = [c.get("id") for c in cards]
         found = [c for c in cards if c.get("id") == model] if model else cards
@@ -87,6 +94,20 @@ def request_body(
 
 def read_completion(reply: Reply, card: Card, params: SamplingParams) -> Completion:
     """The completion in an answer; ``versions`` is empty when the server says none. Raises RemoteError for anything that cannot be."""
+    with _readable("a completion"):
+        return _read_completion(reply, card, params)
+
+
+@contextlib.contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """A list where a number should be, and the like, is a RemoteError too."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise RemoteError(f"the server sent {what} in another form than OpenAI's ({type(error).__name__}: {error})") from error
+
+
+def _read_completion(reply: Reply, card: Card, params: SamplingParams) -> Completion:
     choices = reply.body.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise RemoteError(f"the server sent {len(choices) if isinstance(choices, list) else 'no'} choices, one was asked for")
@@ -110,8 +131,8 @@ def read_completion(reply: Reply, card: Card, params: SamplingParams) -> Complet
     numbers = [*logps, *sampling]
     if not all(isinstance(x, int | float) and math.isfinite(x) and x <= _ROUNDING for x in numbers):
         raise RemoteError(f"the server sent log-probs that are none, one or more of {numbers[:8]}")
-    if not all(type(x) is int and x >= 0 for x in (*versions, *states)):
-        raise RemoteError("the server sent versions or states that are no whole numbers")
+    if not all(type(x) is int and 0 <= x < 2**31 for x in (*versions, *states)):
+        raise RemoteError("the server sent versions or states that are no whole numbers from 0 to 2^31 - 1")
     if (not ids and finish != Finish.CANCELLED) or len(ids) > params.max_new_tokens:
         raise RemoteError(f"the server sent {len(ids)} tokens, 1 to {params.max_new_tokens} were asked for")
     return Completion(tuple(ids), tuple(map(float, logps)), tuple(versions), tuple(states), finish, tuple(map(float, sampling)))

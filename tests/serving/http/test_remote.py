@@ -333,6 +333,11 @@ def test_log_probs_that_are_not_what_a_learner_needs_are_refused():
         ({"token_ids": [], "logprobs": {"token_logprobs": []}}, "0 tokens"),
         ({"token_versions": [1]}, "different lengths"),
         ({"token_versions": [1, -1]}, "no whole numbers"),
+        ({"token_versions": [1, 2**40]}, "no whole numbers"),
+        ({"token_versions": 3}, "another form"),
+        ({"logprobs": {"token_logprobs": [-(10**400), -0.5]}, "token_ids": [7, 9]}, "another form"),
+        ({"logprobs": {"tokens": ["token_id:" + "7" * 5000], "token_logprobs": [-0.5]}}, "another form"),
+        ({"finish_reason": ["stop"]}, "another form"),
         ({"finish_reason": None}, "finish_reason=None"),
     ],
 )
