@@ -26,7 +26,7 @@ from crl_jax.serving.remote_wire import Card, LogprobsOf, read_completion, reque
 from crl_jax.serving.sampler import PromptTooLong, SamplerClosed
 
 PublishHook = Callable[[Any, int], None]
-_SHORT_S = 10.0  # for opening, closing and cancelling sessions
+_SHORT_S = 10.0  # for closing and cancelling sessions
 
 
 class CannotPublish(UserError, RuntimeError):
@@ -184,19 +184,22 @@ class RemoteSampler:
     # ------------------------------------------------------------------------------------------------ one request
 
     async def _ask(self, held: _Session, context: list[int], params: SamplingParams) -> Completion:
-        """The completion after ``context``. A session the server has lost is opened again, once, with all ids."""
-        for last in (False, True):
+        """The completion after ``context``. A session the server has lost is opened again, with all ids: as often as a request is sent
+        again, for a server can restart more than once while one runs. All of it has one deadline.
+        """
+        deadline_s = self._edge.now() + self._timeout_s
+        for left in reversed(range(self._edge.attempts + 1)):
             if self._card.ours and held.keep and not held.held:
-                held.held, held.synced = await self._open_there(), 0
+                held.held, held.synced = await self._open_there(deadline_s - self._edge.now()), 0
             room = self.max_length - len(context)
             prompt = context[held.synced :] if held.held else context
             body = request_body(self._card, prompt, params, room=room, session=held.held, logprobs_of=self._logprobs_of)
             try:
                 name = f"crl-{secrets.token_hex(12)}"
-                reply = await self._edge.ask("POST", "/v1/completions", body, request_id=name, timeout_s=self._timeout_s)
+                reply = await self._edge.ask("POST", "/v1/completions", body, request_id=name, timeout_s=deadline_s - self._edge.now())
                 return self._versioned(read_completion(reply, self._card, params))
             except RemoteRefused as error:
-                if error.code in ("session_not_found", "session_busy") and not last:  # busy: our own request whose connection broke
+                if error.code in ("session_not_found", "session_busy") and left:  # busy: our own request whose connection broke
                     self._counts["sessions_lost"] += 1
                     self._let_go(held)
                     continue
@@ -205,7 +208,7 @@ class RemoteSampler:
                 if error.status == 400:
                     raise ValueError(str(error)) from error
                 raise
-        raise AssertionError("unreachable: the second round returns or raises")
+        raise AssertionError("unreachable: the last round returns or raises")
 
     def _checked(self, held: _Session, new_ids: Sequence[int], params: SamplingParams) -> list[int]:
         ids = [int(i) for i in new_ids]
@@ -245,8 +248,8 @@ class RemoteSampler:
         if self._closed:
             raise SamplerClosed("the sampler is closed")
 
-    async def _open_there(self) -> str:
-        reply = await self._edge.ask("POST", "/v1/sessions", {}, timeout_s=_SHORT_S)
+    async def _open_there(self, timeout_s: float) -> str:
+        reply = await self._edge.ask("POST", "/v1/sessions", {}, timeout_s=timeout_s)
         name = reply.body.get("id")
         if not isinstance(name, str) or not name:
             raise RemoteError(f"{self._edge.url}/v1/sessions gave a session without a name: {reply.body}")

@@ -63,7 +63,9 @@ class Reply(NamedTuple):
 
 
 class Edge:
-    """Requests to one server. For one event loop; ``counts`` has ``requests``, ``retries``, ``retried_<why>`` and ``unavailable``."""
+    """Requests to one server. For one event loop; ``now`` counts seconds; ``counts`` has ``requests``, ``retries``, ``retried_<why>`` and
+    ``unavailable``.
+    """
 
     def __init__(
         self,
@@ -75,10 +77,15 @@ class Edge:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._retry, self._clock, self._sleep = retry or Retry(), clock, sleep
+        self._retry, self.now, self._sleep = retry or Retry(), clock, sleep
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0), timeout=_TIMEOUT)
         self.counts: Counter[str] = Counter()
+
+    @property
+    def attempts(self) -> int:
+        """How often one request is sent at most."""
+        return self._retry.attempts
 
     async def ask(self, method: str, path: str, body: Any = None, *, request_id: str = "", timeout_s: float) -> Reply:
         """The answer's JSON object.
@@ -87,14 +94,14 @@ class Edge:
         ``timeout_s`` (all attempts together), RemoteError for an answer that is no JSON object.
         """
         self.counts["requests"] += 1
-        deadline_s = self._clock() + timeout_s
+        deadline_s = self.now() + timeout_s
         headers = {"x-request-id": request_id} if request_id else {}
         for attempt in range(1, self._retry.attempts + 1):
             try:
-                async with asyncio.timeout(max(0.0, deadline_s - self._clock())):
+                async with asyncio.timeout(max(0.0, deadline_s - self.now())):
                     return await self._once(method, path, body, headers)
             except TimeoutError as error:
-                raise TimeoutError(f"{self.url}{path}: no answer within {timeout_s:g} s: raise the timeout, or ask for less") from error
+                raise TimeoutError(f"{self.url}{path}: no answer within {timeout_s:.4g} s: raise the timeout, or ask for less") from error
             except _Repeat as why:
                 await self._wait(why, path, attempt, deadline_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -124,7 +131,7 @@ class Edge:
 
     async def _wait(self, why: _Repeat, path: str, attempt: int, deadline_s: float) -> None:
         wait_s = self._retry.wait_s(attempt, why.retry_after_s)
-        if attempt == self._retry.attempts or self._clock() + wait_s >= deadline_s:
+        if attempt == self._retry.attempts or self.now() + wait_s >= deadline_s:
             self.counts["unavailable"] += 1
             raise RemoteUnavailable(f"{self.url}{path}: {why.message} ({attempt} attempts): is the server up and reachable?") from why
         self.counts["retries"] += 1

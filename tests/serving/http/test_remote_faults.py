@@ -238,3 +238,34 @@ def test_an_answer_lost_on_the_way_is_given_again_and_nothing_is_sampled_twice()
         assert list(ids) == tiny.greedy(tiny.weights(0), context, 3)
     assert (here["retries"], here["retried_connection"], here["sessions_lost"]) == (2, 2, 0)
     assert (there["http_answers_repeated"], there["decoded_tokens"], there["prefilled_tokens"]) == (2, 9, 16)
+
+
+def test_a_server_that_restarts_again_and_again_under_one_request_costs_time_only():
+    """A restarted server knows no session; the first restart is met with a session of before, the others with one just opened."""
+
+    async def restarted(front, turns, call, *rest):
+        if turns:
+            turns.pop()
+            for name in list(front.sessions._held):
+                await front.sessions.close(name)
+        return await call(*rest)
+
+    async def main():
+        async with served() as (client, front):
+            plain, lost = front.completions.answer, []
+            front.completions.answer = lambda *request: restarted(front, lost, plain, *request)
+            sampler = await RemoteSampler.connect(f"http://127.0.0.1:{client.port}", retry=QUICK)
+            session = await sampler.open()
+            first = await sampler.generate(session, tiny.prompt(1, 6), SamplingParams(3, temperature=0.0))
+            lost += [1, 2, 3]
+            second = await sampler.generate(session, tiny.prompt(2, 3), SamplingParams(3, temperature=0.0))
+            lost += range(10)
+            with pytest.raises(RemoteRefused, match="is not open"):
+                await sampler.generate(session, tiny.prompt(3, 3), SamplingParams(3, temperature=0.0))
+            stats = sampler.stats()
+            await sampler.aclose()
+            return first, second, stats, len(lost)
+
+    first, second, stats, left = asyncio.run(main())
+    assert list(second.ids) == tiny.greedy(tiny.weights(0), [*tiny.prompt(1, 6), *first.ids, *tiny.prompt(2, 3)], 3)
+    assert (stats["sessions_lost"], left) == (3 + QUICK.attempts, 10 - QUICK.attempts - 1), "bounded all the same"
