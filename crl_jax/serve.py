@@ -96,6 +96,7 @@ async def _serve_http(config: Config, role: str, source: Source, options: ServeO
             host_bytes=served.host_bytes,
             request_timeout_s=options.timeout_s,
             close_timeout_s=CLOSE_TIMEOUT_S,
+            drain_timeout_s=served.drain_timeout_s,
         )
         try:
             for chunk in engine.chunk_buckets:  # compiles what a lone request needs

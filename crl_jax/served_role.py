@@ -65,6 +65,7 @@ class ServedRole:
     trie: ActionTrie | None
     engine_options: dict[str, Any]
     host_bytes: int  # for keys and values of idle sessions
+    drain_timeout_s: float  # longest wait of new weights for running requests; 0 = they change in the middle
 
     def load(self, path: pathlib.Path) -> Any:
         """Parameters of a safetensors file (dotted names, see ``models.safetensors_io``). Raises ValueError when they do not fit."""
@@ -90,7 +91,8 @@ def load_role(config: Config, name: str, source: Source) -> ServedRole:
     else:
         params, version = _of_checkpoint(config, name, role, parts, serving, source.run / "checkpoints", source.step)
     options = engine_options(role, parts.mesh, parts.serve_mesh) | _WIDER | {"trie": trie, "pieces": pieces(parts.codec.tokenizer)}
-    return ServedRole(name, parts.codec, parts.model, serving, params, version, trie, options, role.host_cache_mib * 2**20)
+    drain_s = role.publish.drain_timeout_s if role.publish.drain else 0.0
+    return ServedRole(name, parts.codec, parts.model, serving, params, version, trie, options, role.host_cache_mib * 2**20, drain_s)
 
 
 def _of_checkpoint(

@@ -17,7 +17,9 @@ import urllib.request
 import jax
 import pytest
 
-from crl_jax import cli
+from crl_jax import cli, serve
+from crl_jax.config import load
+from crl_jax.served_role import Source
 
 pytest.importorskip("aiohttp", reason="the HTTP front door needs aiohttp: pip install -e '.[serve]'")
 from crl_jax.serving.access import AccessError, check_open_to, is_local_request, is_loopback, may_enter
@@ -52,6 +54,20 @@ def test_Z07_tokens_and_host_names():
         assert is_local_request(host)
     for host in ("", "evil.example", "evil.example:8000", "127.0.0.1.evil.example:80"):
         assert not is_local_request(host)
+
+
+@pytest.mark.parametrize(("settings", "drain_s"), [([], 0.0), (["actor.publish.drain=true", "actor.publish.drain_timeout_s=7"], 7.0)])
+def test_new_weights_come_as_the_recipe_says(settings, drain_s, monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def sampler(*args, **options):
+        assert (options["drain_timeout_s"], options["host_bytes"]) == (drain_s, 256 * 2**20)
+        raise Enough
+
+    monkeypatch.setattr(serve, "EngineSampler", sampler)
+    with pytest.raises(Enough):
+        asyncio.run(serve._serve_http(load(QUICKSTART, settings), "actor", Source(), serve.ServeOptions(port=0), ""))
 
 
 @pytest.mark.parametrize(
