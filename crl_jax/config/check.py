@@ -216,6 +216,8 @@ def _server(name: str, r: RoleConfig) -> Found:
         )
     if s.attempts < 1:
         yield f"{name}.server.attempts", f"must be 1 or more, got {s.attempts}"
+    if r.serve_tensor or r.publish.drain:
+        yield f"{name}.server.url", f"{name}.serve_tensor and {name}.publish.drain are settings of the server: give them to its `crl serve`"
 
 
 def _extractor(c: Config) -> Found:

@@ -35,6 +35,7 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("actor.sampling.top_k=4294967296", "below 2^31", id="top-k-beyond-int32"),
         pytest.param("actor.server.url=host:8000", "write http://HOST:PORT", id="server-without-scheme"),
         pytest.param("actor.server.url=http://host:8000", "the server must get this run's weights", id="server-without-weights"),
+        pytest.param(("actor.server.url=http://host:8000", "actor.publish.drain=true"), "settings of the server", id="server-with-drain"),
         pytest.param("actor.chunk_buckets=[]", "chunk_buckets needs one", id="no-chunks"),
         pytest.param("extractor.row_buckets=[0]", "positive", id="empty-rows"),
         pytest.param("extractor.parse_failure_reward=-2.0", "in [-1, 1]", id="parse-failure-reward"),

@@ -13,6 +13,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from crl_jax.serving.http.errors import ApiError
 from crl_jax.serving.http.fields import Fields
 from crl_jax.serving.sampler import Sampler
@@ -48,9 +51,15 @@ class WeightUpdates:
                 params = await asyncio.to_thread(self._load, path)
             except (ValueError, OSError) as error:
                 raise ApiError(400, f"{name!r} cannot be served: {error}", param="path", code="wrong_weights") from error
+            if not await asyncio.to_thread(_finite, params):  # they would stop the engine at its next token, for good
+                raise ApiError(400, f"{name!r} holds weights that are not finite", param="path", code="wrong_weights")
             try:
                 await asyncio.to_thread(self._sampler.publish, params, version)  # waits for requests to end if the sampler drains
             except TimeoutError as error:
                 raise ApiError(504, str(error), code="deadline") from error
             self.published += 1
         return version
+
+
+def _finite(params: Any) -> bool:
+    return all(jax.device_get([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]))

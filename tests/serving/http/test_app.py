@@ -7,6 +7,7 @@ import pathlib
 import socket
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -409,6 +410,7 @@ def test_Z06_R14_weights_are_published_from_the_folder_only(tmp_path):
     save_params(tiny.weights(1), tmp_path / "out.safetensors")
     (folder / "link.safetensors").symlink_to(tmp_path / "out.safetensors")
     save_params({"head": tiny.weights(1)["head"]}, folder / "part.safetensors")
+    save_params(jax.tree.map(lambda leaf: leaf.at[0].set(np.nan), tiny.weights(1)), folder / "nan.safetensors")
     (folder / "torn.safetensors").write_bytes(b"\xff" * 20)
     (folder / "list.safetensors").write_bytes(b"\2" + b"\0" * 7 + b"[]")
     (folder / "round.safetensors").symlink_to(folder / "round.safetensors")
@@ -428,6 +430,7 @@ def test_Z06_R14_weights_are_published_from_the_folder_only(tmp_path):
                 "part.safetensors",
                 "torn.safetensors",
                 "list.safetensors",
+                "nan.safetensors",
                 "",
             )
         ]
@@ -438,8 +441,8 @@ def test_Z06_R14_weights_are_published_from_the_folder_only(tmp_path):
         return wrong, before, swap, after, front.stats()
 
     wrong, before, swap, after, stats = run(test, folder=folder)
-    assert [w[0] for w in wrong] == [400] * 15
-    assert [w[1]["error"]["code"] for w in wrong[:10]] == ["outside_folder"] * 5 + ["no_such_file"] * 2 + ["wrong_weights"] * 3
+    assert [w[0] for w in wrong] == [400] * 16
+    assert [w[1]["error"]["code"] for w in wrong[:11]] == ["outside_folder"] * 5 + ["no_such_file"] * 2 + ["wrong_weights"] * 4
     assert before[1]["choices"][0]["token_ids"] == tiny.greedy(tiny.weights(0), prompt, 4)
     assert after[1]["choices"][0]["token_ids"] == tiny.greedy(tiny.weights(1), prompt, 4)
     assert (swap[0], before[1]["weight_version"], after[2]["x-weight-version"], stats["swaps"]) == (200, 0, "2", 1)
