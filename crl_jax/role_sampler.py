@@ -59,12 +59,14 @@ def _on_server(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, requ
 
     server = role.server
     token = read_token(pathlib.Path(server.token_file) if server.token_file else None)
+    folder = SharedFolder(server.url, pathlib.Path(server.weights_folder), name, token=token, timeout_s=request_timeout_s)
     connecting = RemoteSampler.connect(
         server.url,
         model=server.model,
         vocab_size=parts.model.vocab_size,
         token=token,
-        publish=SharedFolder(server.url, pathlib.Path(server.weights_folder), name, token=token, timeout_s=request_timeout_s),
+        publish=folder,
+        republish=folder.again,
         logprobs_of=server.logprobs,
         retry=Retry(attempts=server.attempts),
         request_timeout_s=request_timeout_s,

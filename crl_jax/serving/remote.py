@@ -48,9 +48,19 @@ class _Session:
 class RemoteSampler:
     """Made by ``connect``. For one event loop, but for ``publish`` and ``stats``."""
 
-    def __init__(self, edge: Edge, card: Card, *, publish: PublishHook | None, logprobs_of: LogprobsOf, request_timeout_s: float) -> None:
+    def __init__(
+        self,
+        edge: Edge,
+        card: Card,
+        *,
+        publish: PublishHook | None,
+        logprobs_of: LogprobsOf,
+        request_timeout_s: float,
+        republish: Callable[[], None] | None = None,
+    ) -> None:
         self.vocab_size, self.max_length, self.version = card.vocab_size, card.max_length, card.version
-        self._edge, self._card, self._publish = edge, card, publish
+        self._edge, self._card, self._publish, self._republish = edge, card, publish, republish
+        self._bringing_back = asyncio.Lock()
         self._logprobs_of: LogprobsOf = logprobs_of
         self._timeout_s = request_timeout_s
         self._sessions: dict[str, _Session] = {}
@@ -67,13 +77,15 @@ class RemoteSampler:
         vocab_size: int = 0,
         token: str = "",
         publish: PublishHook | None = None,
+        republish: Callable[[], None] | None = None,
         logprobs_of: LogprobsOf = "raw",
         retry: Retry | None = None,
         request_timeout_s: float = 600.0,
         connect_timeout_s: float = 60.0,
     ) -> RemoteSampler:
         """A sampler over the server at ``url``, e.g. ``http://host:8000``. ``vocab_size`` is that of the caller's tokenizer (0: the
-        server's); ``publish(params, version)`` brings weights to the server; ``logprobs_of`` says what a foreign server's log-probs are of.
+        server's); ``publish(params, version)`` brings weights to the server, and ``republish()`` the same ones again to one that restarted
+        and samples with its first; ``logprobs_of`` says what a foreign server's log-probs are of.
 
         Raises RemoteError when the server cannot be used, TimeoutError past ``connect_timeout_s``.
         """
@@ -84,7 +96,7 @@ class RemoteSampler:
         except BaseException:
             await edge.aclose()
             raise
-        return RemoteSampler(edge, card, publish=publish, logprobs_of=logprobs_of, request_timeout_s=request_timeout_s)
+        return RemoteSampler(edge, card, publish=publish, logprobs_of=logprobs_of, request_timeout_s=request_timeout_s, republish=republish)
 
     async def open(self) -> str:
         """A new, empty session; the server hears of it with the first request."""
@@ -165,7 +177,16 @@ class RemoteSampler:
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start; ``retries`` and ``retried_<why>`` are requests that were sent again."""
-        names = ("decoded_tokens", "prompt_tokens", "swaps", "cancelled", "stale_answers", "unversioned_answers", "sessions_lost")
+        names = (
+            "decoded_tokens",
+            "prompt_tokens",
+            "swaps",
+            "cancelled",
+            "stale_answers",
+            "unversioned_answers",
+            "republished",
+            "sessions_lost",
+        )
         found: dict[str, int | float] = {name: self._counts[name] for name in names}
         found |= dict.fromkeys(("requests", "retries", "unavailable"), 0)
         return found | self._edge.counts | {"open_sessions": len(self._sessions)}
@@ -194,10 +215,14 @@ class RemoteSampler:
             room = self.max_length - len(context)
             prompt = context[held.synced :] if held.held else context
             body = request_body(self._card, prompt, params, room=room, session=held.held, logprobs_of=self._logprobs_of)
+            known, brought_back = self.version, self._counts["republished"]
             try:
                 name = f"crl-{secrets.token_hex(12)}"
                 reply = await self._edge.ask("POST", "/v1/completions", body, request_id=name, timeout_s=deadline_s - self._edge.now())
-                return self._versioned(read_completion(reply, self._card, params))
+                completion = self._versioned(read_completion(reply, self._card, params))
+                if completion.versions and completion.versions[-1] < known:
+                    await self._bring_back(brought_back)
+                return completion
             except RemoteRefused as error:
                 if error.code in ("session_not_found", "session_busy") and left:  # busy: our own request whose connection broke
                     self._counts["sessions_lost"] += 1
@@ -231,6 +256,17 @@ class RemoteSampler:
             self._counts["stale_answers"] += 1
         self.version = max(self.version, *completion.versions, 0)
         return completion
+
+    async def _bring_back(self, seen: int) -> None:
+        """Publishes the newest weights again to a server that has lost them, once for all requests that notice (``seen``: how often it had
+        been done when they were sent). Raises what the hook raises.
+        """
+        if self._republish is None:
+            return
+        async with self._bringing_back:
+            if self._counts["republished"] == seen:
+                await asyncio.to_thread(self._republish)
+                self._counts["republished"] += 1
 
     def _count(self, completion: Completion, prompt_tokens: int) -> None:
         self._counts["decoded_tokens"] += len(completion.ids)

@@ -31,16 +31,23 @@ class SharedFolder:
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
         self._written: list[pathlib.Path] = []
+        self._newest: dict[str, Any] | None = None
 
     def __call__(self, params: Any, version: int) -> None:
         """Returns when the server samples with ``params``. Raises PublishFailed, OSError from the disk."""
         path = self._folder / f"{self._name}-{version}.safetensors"
         save_params(params, path)
-        self._post({"path": path.name, "version": version})
+        self._newest = {"path": path.name, "version": version}
+        self._post(self._newest)
         self._written = [p for p in self._written if p != path] + [path]
         for old in self._written[: -self._keep]:
             old.unlink(missing_ok=True)
         self._written = self._written[-self._keep :]
+
+    def again(self) -> None:
+        """Posts the newest file once more, for a server that restarted. Raises PublishFailed."""
+        if self._newest is not None:
+            self._post(self._newest)
 
     def _post(self, body: dict[str, Any]) -> None:
         request = urllib.request.Request(self._url, json.dumps(body).encode(), self._headers, method="POST")

@@ -199,6 +199,27 @@ def test_closing_fails_what_is_in_flight_and_everything_after():
     run(test)
 
 
+def test_R14_a_server_that_restarted_gets_the_newest_weights_again(tmp_path):
+    async def main():
+        async with served(folder=tmp_path) as (client, front):
+            url = str(client.make_url("/"))
+            hook = SharedFolder(url, tmp_path, "actor", timeout_s=60)
+            sampler = await RemoteSampler.connect(url, publish=hook, republish=hook.again)
+            await asyncio.to_thread(sampler.publish, tiny.weights(1), 5)
+            front.sampler.publish(tiny.weights(0), 0)  # what a restart does
+            stale = await asyncio.gather(*(sampler.complete(tiny.prompt(i, 6), greedy(3)) for i in range(4)))
+            fresh = await sampler.complete(tiny.prompt(9, 6), greedy(3))
+            stats = sampler.stats()
+            await sampler.aclose()
+            return stale, fresh, stats
+
+    stale, fresh, stats = asyncio.run(main())
+    assert {c.versions for c in stale} == {(0,) * 3}, "said truthfully"
+    assert fresh.versions == (5,) * 3
+    assert list(fresh.ids) == tiny.greedy(tiny.weights(1), tiny.prompt(9, 6), 3)
+    assert (stats["stale_answers"], stats["republished"]) == (4, 1)
+
+
 def test_R14_R15_published_weights_are_what_samples_next(tmp_path):
     async def main():
         async with served(folder=tmp_path) as (client, _):
