@@ -37,11 +37,16 @@ def choose(
 
 
 def invert(weights: Float[Array, "B N"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
-    """The entry of each row at which the cumulative sum of ``weights`` passes ``uniform`` (in [0, 1)) of its total."""
+    """The first entry of each row, of those with a weight above zero, at which the cumulative sum of ``weights`` passes ``uniform`` (in
+    [0, 1)) of its total.
+    """
     reached = jnp.cumsum(weights, axis=-1)
-    passed = jnp.sum(reached <= uniform[:, None] * reached[:, -1:], axis=-1)
-    last = jnp.max(jnp.where(weights > 0, jnp.arange(weights.shape[-1]), 0), axis=-1)  # rounding may pass the whole total
-    return jnp.minimum(passed, last)
+    entry = jnp.arange(weights.shape[-1])
+    # Compilers add the parts of a long sum in an order of their own, so rounding may raise it at an entry without weight.
+    passing = (weights > 0) & (reached > uniform[:, None] * reached[:, -1:])
+    first = jnp.min(jnp.where(passing, entry, weights.shape[-1]), axis=-1)
+    last = jnp.max(jnp.where(weights > 0, entry, 0), axis=-1)  # rounding may pass the whole total
+    return jnp.minimum(first, last)
 
 
 def uniforms(seed: Int[Array, " B"], counter: Int[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:

@@ -41,3 +41,16 @@ def test_an_entry_of_weight_zero_is_never_passed_to_whatever_the_number():
     weights = jnp.asarray([[0.0, 1.0, 0.0, 3.0, 0.0]] * 4)
     numbers = jnp.asarray([0.0, 0.2499999, 0.25, 1.0])  # 1 stands for a product that rounding makes the whole total
     assert jax.jit(invert)(weights, numbers).tolist() == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("entries", [BLOCK, 384, 1187])
+def test_an_entry_of_weight_zero_is_not_chosen_where_rounding_raises_the_sum_at_it(entries):
+    rng = np.random.default_rng(entries)
+    weights = np.where(rng.random((3000, entries)) < 0.3, rng.exponential(size=(3000, entries)), 0).astype(np.float32)
+    reached = np.asarray(jax.jit(lambda w: jnp.cumsum(w, axis=-1))(weights))
+    raised = (np.diff(reached, axis=1) > 0) & (weights[:, 1:] == 0)  # none on a platform that adds from left to right
+    before = np.take_along_axis(reached, raised.argmax(axis=1)[:, None], axis=1)
+    for steps in (-1, 0, 1):  # a number whose share of the total lies between the sum before and the raised one
+        numbers = np.clip(np.float32(before / reached[:, -1:]) + np.float32(steps * 2.0**-24), 0, 1 - 2.0**-24)[:, 0]
+        chosen = np.asarray(jax.jit(invert)(weights, numbers))
+        assert (np.take_along_axis(weights, chosen[:, None], axis=1) > 0).all()
