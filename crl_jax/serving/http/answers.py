@@ -51,8 +51,9 @@ class Answers:
             try:
                 answer = await asyncio.shield(entry.future)
             except asyncio.CancelledError:
-                if not entry.future.cancelled():
-                    raise
+                task = asyncio.current_task()
+                if not entry.future.cancelled() or (task is not None and task.cancelling()):
+                    raise  # this caller was cancelled, whatever became of the other one
                 continue
             self.repeated += 1
             return answer
