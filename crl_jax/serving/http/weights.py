@@ -1,8 +1,8 @@
 """New weights for a running server.
 
 Owns: which files may be loaded, and one load at a time. Promises: only safetensors files inside the folder given at start are read, also
-through links; a file that does not fit the model changes nothing; the request returns when the next dispatch uses the new weights. Does
-not: write files.
+through links; a file that does not fit the model changes nothing; the request returns when the next dispatch uses the new weights; a
+client that leaves earlier changes nothing about that. Does not: write files.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class WeightUpdates:
             raise ApiError(400, str(error), param="path", code="outside_folder") from error
         if path.suffix != ".safetensors" or not os.path.isfile(path):  # unlike is_file of the path, false for a name that is too long
             raise ApiError(400, f"{name!r} is no safetensors file in the folder of --weights-folder", param="path", code="no_such_file")
+        await asyncio.shield(asyncio.create_task(self._take(name, path, version)))  # a client that leaves does not end a load
+        return version
+
+    async def _take(self, name: str, path: pathlib.Path, version: int) -> None:
         async with self._one_at_a_time:
             try:
                 params = await asyncio.to_thread(self._load, path)
@@ -58,7 +62,6 @@ class WeightUpdates:
             except TimeoutError as error:
                 raise ApiError(504, str(error), code="deadline") from error
             self.published += 1
-        return version
 
 
 def _finite(params: Any) -> bool:

@@ -6,6 +6,7 @@ import math
 import pathlib
 import socket
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -446,6 +447,32 @@ def test_Z06_R14_weights_are_published_from_the_folder_only(tmp_path):
     assert before[1]["choices"][0]["token_ids"] == tiny.greedy(tiny.weights(0), prompt, 4)
     assert after[1]["choices"][0]["token_ids"] == tiny.greedy(tiny.weights(1), prompt, 4)
     assert (swap[0], before[1]["weight_version"], after[2]["x-weight-version"], stats["swaps"]) == (200, 0, "2", 1)
+
+
+def test_R14_a_load_whose_client_has_left_goes_on_and_the_next_one_waits_for_it(tmp_path):
+    save_params(tiny.weights(1), tmp_path / "new.safetensors")
+    go, loading = threading.Event(), []
+
+    async def test(client, front):
+        plain = front.weights._load
+
+        def load(path):
+            loading.append(path)
+            go.wait(60)
+            return plain(path)
+
+        front.weights._load = load
+        first = asyncio.create_task(front.weights.publish({"path": "new.safetensors", "version": 1}))
+        await until(lambda: loading)
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.create_task(front.weights.publish({"path": "new.safetensors", "version": 2}))
+        await asyncio.sleep(0.05)
+        at_a_time = len(loading)
+        go.set()
+        return first.cancelled(), at_a_time, await second, front.weights.published
+
+    assert run(test, folder=tmp_path) == (True, 1, 2, 2)
 
 
 def test_weights_are_refused_where_they_are_not_enabled_and_cards_say_what_is():
