@@ -42,7 +42,6 @@ class _Session:
     held: str = ""
     synced: int = 0
     running: asyncio.Task[Completion] | None = None
-    cancelled: bool = False
 
 
 class RemoteSampler:
@@ -60,6 +59,7 @@ class RemoteSampler:
     ) -> None:
         self.vocab_size, self.max_length, self.version = card.vocab_size, card.max_length, card.version
         self._edge, self._card, self._publish, self._republish = edge, card, publish, republish
+        self._handed = card.version  # the newest version given to ``publish``, which the server may have before ``publish`` returns
         self._bringing_back = asyncio.Lock()
         self._logprobs_of: LogprobsOf = logprobs_of
         self._timeout_s = request_timeout_s
@@ -111,7 +111,6 @@ class RemoteSampler:
         if held.running is not None:
             raise ValueError(f"session {session!r} already has a request in flight: await or cancel it first")
         context = [*held.ids, *self._checked(held, new_ids, params)]
-        held.cancelled = False
         held.running = asyncio.create_task(self._ask(held, context, params))
         try:
             completion = await held.running
@@ -122,7 +121,7 @@ class RemoteSampler:
                 raise
             self._require_open()
             completion = Completion((), (), (), (), Finish.CANCELLED)  # by ``cancel``: what the server had is not known
-        except (PromptTooLong, ValueError):
+        except ValueError:  # refused, PromptTooLong among it: the session is as it was
             raise
         except Exception:
             self._let_go(held)
@@ -139,7 +138,6 @@ class RemoteSampler:
         held = self._sessions.pop(session, None)
         if held is not None:
             if held.running is not None:
-                held.cancelled = True
                 held.running.cancel()
             self._let_go(held)
 
@@ -157,7 +155,7 @@ class RemoteSampler:
         if held is None or held.running is None:
             return
         self._counts["cancelled"] += 1
-        running, held.cancelled = held.running, True
+        running = held.running
         if held.held:
             with contextlib.suppress(RemoteError, TimeoutError):  # the connection is cut below instead
                 await self._edge.ask("POST", f"/v1/sessions/{held.held}/cancel", {}, timeout_s=_SHORT_S)
@@ -171,6 +169,7 @@ class RemoteSampler:
                 f"the sampler at {self._edge.url} was given no way to publish weights: name a folder the server can read, e.g. "
                 "actor.server.weights_folder, and start it with --weights-folder"
             )
+        self._handed = version
         self._publish(params, version)
         self.version = version
         self._counts["swaps"] += 1
@@ -219,8 +218,10 @@ class RemoteSampler:
             try:
                 name = f"crl-{secrets.token_hex(12)}"
                 reply = await self._edge.ask("POST", "/v1/completions", body, request_id=name, timeout_s=deadline_s - self._edge.now())
-                completion = self._versioned(read_completion(reply, self._card, params))
-                if completion.versions and completion.versions[-1] < known:
+                completion = read_completion(reply, self._card, params)
+                lost = self._lost(completion, known)
+                completion = self._versioned(completion, lost)
+                if lost:
                     await self._bring_back(brought_back)
                 return completion
             except RemoteRefused as error:
@@ -247,13 +248,21 @@ class RemoteSampler:
         request_body(self._card, [], params, room=1, session="", logprobs_of=self._logprobs_of)  # refuses what the server cannot do
         return ids
 
-    def _versioned(self, completion: Completion) -> Completion:
-        """With the version in use here when the server says none; an older one than we know of is counted, not changed."""
+    def _lost(self, completion: Completion, known: int) -> bool:
+        """Whether the server samples with weights of before (``known``: the version when it was asked), or with some we never gave it:
+        it has restarted with its first ones, whose version may be a later one of another run.
+        """
+        last = completion.versions[-1:]
+        return bool(last) and (last[0] < known or (self._republish is not None and last[0] > max(self._handed, known)))
+
+    def _versioned(self, completion: Completion, lost: bool) -> Completion:
+        """With the version in use here when the server says none; one of a server that has ``lost`` ours is counted, not changed."""
         if completion.ids and not completion.versions:
             self._counts["unversioned_answers"] += 1
             return dataclasses.replace(completion, versions=(self.version,) * len(completion.ids))
-        if completion.versions and completion.versions[-1] < self.version:
+        if lost or (completion.versions and completion.versions[-1] < self.version):
             self._counts["stale_answers"] += 1
+            return completion
         self.version = max(self.version, *completion.versions, 0)
         return completion
 

@@ -1,8 +1,8 @@
 """The one place where a request to another server may be tried again.
 
-Owns: the connection, the attempts, the waits between them, and their counters. Promises: only what did not reach the server or what it
-asks to repeat is repeated (connection errors and 429, 502, 503, 504), at most ``attempts`` times and never past the deadline; a repeated
-request has the id of the first. Does not: know what is asked.
+Owns: the connection, the attempts, the waits between them, and their counters. Promises: only what got no whole answer, or
+what the server asks to repeat, is repeated (connection errors and 429, 502, 503, 504), at most ``attempts`` times and never past the
+deadline; a repeated request has the id of the first. Does not: know what is asked.
 """
 
 from __future__ import annotations

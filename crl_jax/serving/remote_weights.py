@@ -1,13 +1,15 @@
 """Weights to a server through a folder both can read.
 
-Owns: the files in it. Promises: a file is whole before the server hears of it; only the newest ``keep`` files stay; a server that refuses
-is an error. Does not: retry (publishing is the learner's step, and a server without the new weights must not be sampled from).
+Owns: the files in it. Promises: a file is whole before the server hears of it; one post at a time, so that an older version sent again
+never comes after a newer one; only the newest ``keep`` files stay after a publish; a server that refuses is an error. Does not: retry
+(publishing is the learner's step, and a server without the new weights must not be sampled from).
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import threading
 import urllib.error
 import urllib.request
 from typing import Any
@@ -31,23 +33,27 @@ class SharedFolder:
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
         self._written: list[pathlib.Path] = []
-        self._newest: dict[str, Any] | None = None
+        self._newest: dict[str, Any] | None = None  # of those the server took
+        self._one_at_a_time = threading.Lock()
 
     def __call__(self, params: Any, version: int) -> None:
         """Returns when the server samples with ``params``. Raises PublishFailed, OSError from the disk."""
         path = self._folder / f"{self._name}-{version}.safetensors"
         save_params(params, path)
-        self._newest = {"path": path.name, "version": version}
-        self._post(self._newest)
         self._written = [p for p in self._written if p != path] + [path]
+        with self._one_at_a_time:
+            body = {"path": path.name, "version": version}
+            self._post(body)
+            self._newest = body
         for old in self._written[: -self._keep]:
             old.unlink(missing_ok=True)
         self._written = self._written[-self._keep :]
 
     def again(self) -> None:
-        """Posts the newest file once more, for a server that restarted. Raises PublishFailed."""
-        if self._newest is not None:
-            self._post(self._newest)
+        """Posts the newest file the server took once more, for one that restarted. Raises PublishFailed."""
+        with self._one_at_a_time:
+            if self._newest is not None:
+                self._post(self._newest)
 
     def _post(self, body: dict[str, Any]) -> None:
         request = urllib.request.Request(self._url, json.dumps(body).encode(), self._headers, method="POST")

@@ -59,7 +59,8 @@ def read_completion(body: dict[str, Any], *, model: str, vocab_size: int, stop_i
         raise ApiError(
             404, f"model `{asked}` is not served here: use `{model}`, or leave `model` out", param="model", code="model_not_found"
         )
-    prompts = _prompts(fields.raw("prompt"), vocab_size)
+    session, prompt = fields.text("session"), fields.raw("prompt")
+    prompts: tuple[Prompt, ...] = ((),) if session and prompt == [] else _prompts(prompt, vocab_size)  # a session goes on as it is
     params = _sampling(fields, vocab_size, stop_ids)
     n = fields.integer("n", 1, 1, MAX_CHOICES)
     stream = fields.flag("stream")
@@ -72,7 +73,7 @@ def read_completion(body: dict[str, Any], *, model: str, vocab_size: int, stop_i
         logprobs=_logprobs(fields),
         token_ids=fields.flag("return_token_ids"),
         tokens_as_ids=fields.flag("return_tokens_as_token_ids"),
-        session=fields.text("session"),
+        session=session,
     )
     fields.text("user")
     fields.only("echo", False, because="the prompt is not sent back")

@@ -220,6 +220,52 @@ def test_R14_a_server_that_restarted_gets_the_newest_weights_again(tmp_path):
     assert (stats["stale_answers"], stats["republished"]) == (4, 1)
 
 
+def test_R14_a_server_that_restarted_with_a_later_version_of_another_run_gets_the_newest_weights_again(tmp_path):
+    async def main():
+        async with served(folder=tmp_path) as (client, front):
+            url = str(client.make_url("/"))
+            hook = SharedFolder(url, tmp_path, "actor", timeout_s=60)
+            sampler = await RemoteSampler.connect(url, publish=hook, republish=hook.again)
+            await asyncio.to_thread(sampler.publish, tiny.weights(1), 5)
+            front.sampler.publish(tiny.weights(0), 60)  # what a restart with --run does
+            stale = await sampler.complete(tiny.prompt(1, 6), greedy(3))
+            fresh = await sampler.complete(tiny.prompt(9, 6), greedy(3))
+            stats, version = sampler.stats(), sampler.version
+            await sampler.aclose()
+            return stale, fresh, stats, version
+
+    stale, fresh, stats, version = asyncio.run(main())
+    assert (stale.versions, fresh.versions, version) == ((60,) * 3, (5,) * 3, 5)
+    assert (stats["stale_answers"], stats["republished"]) == (1, 1)
+
+
+def test_weights_the_server_refused_are_not_those_it_gets_again(tmp_path):
+    async def main():
+        async with served(folder=tmp_path) as (client, front):
+            hook = SharedFolder(str(client.make_url("/")), tmp_path, "actor", timeout_s=60)
+            await asyncio.to_thread(hook, tiny.weights(1), 5)
+            with pytest.raises(PublishFailed):
+                await asyncio.to_thread(hook, {"head": tiny.weights(0)["head"]}, 6)
+            front.sampler.publish(tiny.weights(0), 0)
+            await asyncio.to_thread(hook.again)
+            return front.sampler.version
+
+    assert asyncio.run(main()) == 5
+
+
+def test_a_session_goes_on_without_new_ids_as_in_this_process():
+    prompt = tiny.prompt(1, 6)
+
+    async def test(sampler, front, url):
+        session = await sampler.open()
+        first = await sampler.generate(session, prompt, greedy(3))
+        return first, await sampler.generate(session, [], greedy(2)), sampler.stats()["sessions_lost"]
+
+    first, more, lost = run(test)
+    assert [*first.ids, *more.ids] == tiny.greedy(tiny.weights(0), prompt, 5)
+    assert lost == 0
+
+
 def test_R14_R15_published_weights_are_what_samples_next(tmp_path):
     async def main():
         async with served(folder=tmp_path) as (client, _):

@@ -29,6 +29,8 @@ def test_the_forms_of_a_prompt():
     assert read(prompt=[[1], "b"]).prompts == ((1,), "b")
     for wrong in (None, [], 5, [1, "a"], [[]], [[1], 2], [True], {"a": 1}, [1.0]):
         assert refused(prompt=wrong)["param"] == "prompt"
+    assert read(prompt=[], session="s").prompts == ((),), "a session may go on without new ids"
+    assert refused(prompt=None, session="s")["param"] == "prompt"
     assert "0..39, got 1..40" in refused(prompt=[1, 40])["message"]
     assert refused(prompt=[-1])["param"] == "prompt"
 
