@@ -1,8 +1,8 @@
 """From the configuration of a role to what its learner is made of.
 
-Owns: the objective, the optimiser, the batch shapes, the way the layers are run, the
-adapters and the engine's sizes that a configuration names. Promises: no
-array is made, so the answers also hold for a mesh of described devices that this machine lacks (``aot``). Does not: start anything.
+Owns: the objective, the optimiser, the batch shapes, the way the layers are run, the adapters and the engine's sizes that a configuration
+names. Promises: no array is made, so the answers also hold for a mesh of described devices that this machine lacks (``aot``). Does not:
+start anything.
 """
 
 from __future__ import annotations

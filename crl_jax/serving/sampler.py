@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from crl_jax.records import Completion, SamplingParams
 from crl_jax.serving.engine import SlotEngine
-from crl_jax.serving.inbox import Inbox, Promise, resolve
+from crl_jax.serving.inbox import Inbox, Message, Promise, resolve
 from crl_jax.serving.progress import OnTokens, Progress
 from crl_jax.serving.scheduler import PromptTooLong, Scheduler
 from crl_jax.serving.turn import EngineTurn
@@ -220,15 +222,16 @@ class EngineSampler:
 
     def _run(self) -> None:
         """The engine thread: messages, then one turn, until closed or broken."""
-        scheduler = self._scheduler
+        scheduler, messages = self._scheduler, deque[Message]()
         try:
             while not self._inbox.closed:
                 busy = bool(scheduler.running or scheduler.waiting)
                 if not busy:
                     gather_s, limit = self._gather
                     self._inbox.wait(gather_s, limit, lambda: min(len(self._open), self._max_slots))
-                for message in self._inbox.take():
-                    message()
+                messages.extend(self._inbox.take())
+                while messages:
+                    messages.popleft()()
                 self._turn.step()
                 self._progress.report(scheduler.done)
                 self._inbox.undelivered += resolve(scheduler.done)
@@ -236,8 +239,9 @@ class EngineSampler:
         except Exception as broken:  # supervised: every caller gets it, now and later
             error = broken
             self._inbox.close(broken)
-        for message in self._inbox.take():
-            message()
+        for message in (*messages, *self._inbox.take()):  # those that came with one that broke the engine, too
+            with contextlib.suppress(Exception):  # the engine's own error is what callers get
+                message()
         scheduler.fail_all(error)
         self._turn.abandon(error)
         self._inbox.undelivered += resolve(scheduler.done)

@@ -105,7 +105,8 @@ class Scheduler:
 
     def submit(self, session_id: str, handle: Any, new_ids: Sequence[int], params: SamplingParams, now_s: float) -> None:
         """Queues one request, or puts the reason why not in ``done``; a refused request leaves the session as it was, and hurts no other,
-        whatever is wrong with it."""
+        whatever is wrong with it.
+        """
         try:
             session = self.sessions.get(session_id)
             if session is None:

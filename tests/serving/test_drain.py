@@ -146,3 +146,20 @@ def test_an_idle_sampler_drains_at_once(weights) -> None:
             return (await ask(sampler, 0, 3)).versions
 
     assert asyncio.run(main()) == (1, 1, 1)
+
+
+def test_requests_that_come_with_a_message_that_breaks_the_engine_get_its_error_at_once(weights):
+    def broken():
+        raise RuntimeError("broken on purpose")
+
+    async def main():
+        async with opened(weights[0], drain_timeout_s=WAIT_S) as (_, sampler):
+            with sampler._inbox._changed:  # the engine gets them together
+                sampler._inbox.put(broken)
+                request = asyncio.create_task(ask(sampler, 0))
+                while len(sampler._inbox._messages) < 3:  # broken, open, submit
+                    await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="on purpose"):
+                await asyncio.wait_for(request, 20)
+
+    asyncio.run(main())
