@@ -26,7 +26,7 @@ from crl_jax.records import SamplingParams
 from crl_jax.served_role import ServedRole, Source, load_role
 from crl_jax.serving.access import check_open_to
 from crl_jax.serving.engine import SlotEngine
-from crl_jax.serving.sampler import EngineSampler
+from crl_jax.serving.sampler import EngineSampler, Sampler
 from crl_jax.token_file import read_token
 
 Protocol = Literal["openai", "jetstream"]
@@ -82,6 +82,12 @@ def announce(served: ServedRole, url: str, token: str) -> None:
     print(f"crl serve: {served.name} ({served.model.name}, weights version {served.version}) at {url} ({guarded})", flush=True)
 
 
+async def warm_up(engine: SlotEngine, sampler: Sampler) -> None:
+    """Compiles what a lone request needs: its input in every chunk size. Prompts begin differently, so that none is shared."""
+    for i, chunk in enumerate(engine.chunk_buckets):
+        await sampler.complete([i % engine.config.vocab_size] * min(chunk + 1, engine.max_length - 1), SamplingParams(1))
+
+
 async def _serve_http(config: Config, role: str, source: Source, options: ServeOptions, token: str) -> int:
     from crl_jax.serving.http import server  # imports aiohttp
 
@@ -99,8 +105,7 @@ async def _serve_http(config: Config, role: str, source: Source, options: ServeO
             drain_timeout_s=served.drain_timeout_s,
         )
         try:
-            for chunk in engine.chunk_buckets:  # compiles what a lone request needs
-                await sampler.complete([0] * min(chunk + 1, engine.max_length - 1), SamplingParams(1))
+            await warm_up(engine, sampler)
             front = server.front(
                 sampler,
                 served.codec,

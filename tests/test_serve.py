@@ -19,7 +19,10 @@ import pytest
 
 from crl_jax import cli, serve
 from crl_jax.config import load
+from crl_jax.models.transformer import ModelConfig, init
 from crl_jax.served_role import Source
+from crl_jax.serving.engine import SlotEngine
+from crl_jax.serving.sampler import EngineSampler
 
 pytest.importorskip("aiohttp", reason="the HTTP front door needs aiohttp: pip install -e '.[serve]'")
 from crl_jax.serving.access import AccessError, check_open_to, is_local_request, is_loopback, may_enter
@@ -174,3 +177,25 @@ def test_a_stop_signal_is_an_event():
             await asyncio.wait_for(stop.wait(), 5)
 
     asyncio.run(main())
+
+
+def test_the_warm_up_runs_inputs_of_every_chunk_size():
+    model = ModelConfig("tiny", 40, 16, 1, 2, 1, 8, 32)
+    engine = SlotEngine(model, max_slots=2, max_length=64, row_buckets=(1,), chunk_buckets=(4, 12, 24, 48))
+    plain, widths = engine.extend, []
+
+    def extend(params, state, rows):
+        widths.extend(len(row.tokens) for row in rows)
+        return plain(params, state, rows)
+
+    engine.extend = extend
+
+    async def main():
+        sampler = EngineSampler(engine, init(model, jax.random.key(0)))
+        try:
+            await serve.warm_up(engine, sampler)
+        finally:
+            await sampler.aclose()
+
+    asyncio.run(main())
+    assert widths == [4, 12, 24, 48]
