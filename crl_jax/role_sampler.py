@@ -79,5 +79,9 @@ def _on_server(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, requ
     if sampler.max_length < role.max_length:
         shell.call(sampler.aclose(), 30.0, f"leaving {server.url}")
         raise ConfigError(f"`{name}.max_length`: {role.max_length}, but the server takes {sampler.max_length} tokens: make them equal")
-    sampler.publish(make_copy(role.serve_dtype)(parts.params), 0)
+    try:
+        sampler.publish(make_copy(role.serve_dtype)(parts.params), 0)
+    except BaseException:
+        shell.call(sampler.aclose(), 30.0, f"leaving {server.url}")
+        raise
     return sampler

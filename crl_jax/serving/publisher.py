@@ -1,9 +1,10 @@
 """Weights from a learner into its sampler, as one operation: copy to the serving mesh, compare checksums, swap.
 
 Owns: the order of things and the record of each publish. Promises: programs are compiled once; the learner's arrays are read only and stay
-usable; weights that are not those of the learner never reach the sampler, which then goes on with the older ones; the sampler generates
-with the older weights while the new ones are copied, so it pauses only for the swap, between two dispatches (or after a drain, if the
-sampler was built with one). Does not: number versions, or decide when to publish.
+usable; what was shipped is compared before it is used (with adapters that is they and the base, not what merging makes of them), and when
+it differs the sampler goes on with the older weights; the sampler generates with the older weights while the new ones are copied, so it
+pauses only for the swap, between two dispatches (or after a drain, if the sampler was built with one). Does not: number versions, or
+decide when to publish.
 
 Two kinds. ``of_weights`` copies all weights. ``of_adapters`` copies only the adapters and adds them to a base that was brought to the
 serving mesh once: what travels is a small part of the weights, and the learner never makes the merged ones.

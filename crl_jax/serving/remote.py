@@ -222,7 +222,7 @@ class RemoteSampler:
                 lost = self._lost(completion, known)
                 completion = self._versioned(completion, lost)
                 if lost:
-                    await self._bring_back(brought_back)
+                    await self._bring_back(brought_back, deadline_s)
                 return completion
             except RemoteRefused as error:
                 if error.code in ("session_not_found", "session_busy") and left:  # busy: our own request whose connection broke
@@ -266,13 +266,13 @@ class RemoteSampler:
         self.version = max(self.version, *completion.versions, 0)
         return completion
 
-    async def _bring_back(self, seen: int) -> None:
+    async def _bring_back(self, seen: int, deadline_s: float) -> None:
         """Publishes the newest weights again to a server that has lost them, once for all requests that notice (``seen``: how often it had
-        been done when they were sent). Raises what the hook raises.
+        been done when they were sent). Raises what the hook raises, and TimeoutError past the request's deadline.
         """
         if self._republish is None:
             return
-        async with self._bringing_back:
+        async with asyncio.timeout(max(0.0, deadline_s - self._edge.now())), self._bringing_back:
             if self._counts["republished"] == seen:
                 await asyncio.to_thread(self._republish)
                 self._counts["republished"] += 1

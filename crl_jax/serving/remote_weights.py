@@ -7,6 +7,7 @@ never comes after a newer one; only the newest ``keep`` files stay after a publi
 
 from __future__ import annotations
 
+import http.client
 import json
 import pathlib
 import threading
@@ -62,7 +63,7 @@ class SharedFolder:
                 answer.read()
         except urllib.error.HTTPError as error:
             raise PublishFailed(f"{self._url} refused weights version {body['version']}: {error.code} {_said(error)}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # the latter: half an answer
             raise PublishFailed(f"{self._url} could not be told of weights version {body['version']} ({error}): is it up?") from error
 
 

@@ -42,7 +42,7 @@ class EngineTurn:
         self._state = engine.init_decode_state()
         self._drain: _Drain | None = None
         self._busy_s = 0.0
-        self._dispatches = {"extend_dispatches": 0, "generate_dispatches": 0, "fork_dispatches": 0}
+        self._dispatches = {"extend_dispatches": 0, "generate_dispatches": 0, "fork_dispatches": 0, "move_dispatches": 0}
         self._leaving: list[HostRow] = []  # rows on their way to the host
 
     def swap(self, params: Any, version: int) -> None:
@@ -105,6 +105,7 @@ class EngineTurn:
             elif not row.dropped:
                 row.data = self._engine.save(self._state, slot, row.room)
                 self._leaving.append(row)
+            self._dispatches["move_dispatches"] += load or not row.dropped
         self._scheduler.slots.moves.clear()
 
     def _settle(self) -> None:
@@ -150,7 +151,7 @@ class EngineTurn:
         if not owners:
             return
         left = max(request.limit - len(request.ids) for _, request in owners)
-        slots = [s.slot for s, _ in owners if s.slot is not None]
+        slots = [_slot(session) for session, _ in owners]
         self._state, result = self._engine.generate(self._params, self._state, slots, min(left, self._engine.max_steps))
         self._dispatches["generate_dispatches"] += 1
         for (session, request), emitted in zip(owners, result.fetch(), strict=True):
@@ -163,3 +164,9 @@ class EngineTurn:
                 f"weights of version {self._version} give non-finite log-probs {list(emitted.logps[:4])}: training diverged; lower the "
                 "learning rate, and resume from an earlier checkpoint"
             )
+
+
+def _slot(session: Session) -> int:
+    """The slot of a session that runs."""
+    assert session.slot is not None
+    return session.slot

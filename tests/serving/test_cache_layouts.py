@@ -40,4 +40,5 @@ def test_the_arrangement_changes_no_token(layout):
     assert [c.ids for c in got] == [c.ids for c in expected]
     np.testing.assert_allclose(np.concatenate([c.logps for c in got]), np.concatenate([c.logps for c in expected]), atol=1e-4)
     assert stats["restored_tokens"] > 0
+    assert stats["move_dispatches"] > 0
     assert stats["recomputed_tokens"] == 0

@@ -1,7 +1,8 @@
 """The routes.
 
-Owns: which path does what, who may enter, and errors in OpenAI's shape. Promises: every answer is JSON (or events), whatever goes wrong;
-a client that disconnects, or reads nothing of its stream for ``stall_s``, cancels its request. Does not: open sockets (``server``).
+Owns: which path does what, who may enter, and errors in OpenAI's shape. Promises: every answer but that of /metrics is JSON (or events),
+whatever goes wrong; a client that disconnects, or reads nothing of its stream for ``stall_s``, cancels its request. Does not: open sockets
+(``server``).
 
 | route | does |
 |---|---|

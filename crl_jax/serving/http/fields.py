@@ -111,7 +111,8 @@ class Fields:
     def only(self, name: str, *allowed: Any, because: str) -> None:
         """A field of the protocol that this server has no use for: any value but those ``allowed`` is an error."""
         value = self.raw(name)
-        if value is not None and value not in allowed:
+        same = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)  # true is no 1 here
+        if value is not None and not same:
             raise ApiError(400, f"`{name}`: {because}: leave it out", param=name, code="unsupported")
 
     def finish(self) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from crl_jax.serving.http.errors import ApiError
 from crl_jax.serving.http.fields import Fields
-from crl_jax.serving.sampler import Sampler
+from crl_jax.serving.sampler import Sampler, SamplerClosed
 
 Load = Callable[[pathlib.Path], Any]
 _VERSION_MAX = 2**31 - 1
@@ -61,6 +61,8 @@ class WeightUpdates:
                 await asyncio.to_thread(self._sampler.publish, params, version)  # waits for requests to end if the sampler drains
             except TimeoutError as error:
                 raise ApiError(504, str(error), code="deadline") from error
+            except SamplerClosed as error:
+                raise ApiError(503, str(error), code="shutting_down", retry_after_s=5) from error
             self.published += 1
 
 

@@ -114,6 +114,7 @@ def test_S08_every_choice_has_a_seed_of_its_own_and_the_same_again():
         ("echo", True),
         ("best_of", 3),
         ("presence_penalty", 0.5),
+        ("repetition_penalty", True),
         ("suffix", "z"),
     ],
 )
