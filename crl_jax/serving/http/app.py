@@ -141,7 +141,9 @@ async def _stream(front: Front, http: web.Request, request: CompletionRequest, n
         except ConnectionError:
             raise
         except Exception as error:
-            await _send(front, http, answer.write(event(_shown(http, error).body())))
+            shown = _shown(http, error)
+            front.counts[f"http_status_{shown.status}"] += 1  # the status line said 200 by then
+            await _send(front, http, answer.write(event(shown.body())))
     finally:
         await events.aclose()  # type: ignore[attr-defined]
     await _send(front, http, answer.write_eof())
