@@ -175,8 +175,9 @@ def test_a_stop_signal_is_an_event():
         with stop_event() as stop:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait_for(stop.wait(), 5)
+            return stop.is_set()
 
-    asyncio.run(main())
+    assert asyncio.run(main())
 
 
 def test_the_warm_up_runs_inputs_of_every_chunk_size():

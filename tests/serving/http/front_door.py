@@ -1,5 +1,6 @@
 """A server over the tiny model in this process, and a client for it."""
 
+import asyncio
 import contextlib
 import itertools
 import pathlib
@@ -14,6 +15,8 @@ from letters import LetterCodec
 from crl_jax.models.safetensors_io import load_params
 from crl_jax.serving.http import server
 from crl_jax.serving.http.app import make_app
+
+GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": 0}
 
 
 def make_front(sampler, *, token="", limit=64, folder=None, clock=lambda: 0.0, codec=None, session_limit=100):
@@ -52,3 +55,26 @@ async def served(*, slots=8, sampler_options=None, **options):
         front = make_front(sampler, **options)
         async with TestClient(TestServer(make_app(front), handler_cancellation=True)) as client:
             yield client, front
+
+
+def run(test, **options):
+    """What ``test(client, front)`` gives, within two minutes."""
+
+    async def main():
+        async with served(**options) as (client, front):
+            return await asyncio.wait_for(test(client, front), 120)
+
+    return asyncio.run(main())
+
+
+async def ask(client, route="/v1/completions", /, headers=None, **body):
+    """(status, JSON, headers) of a POST."""
+    async with client.post(route, json=body, headers=headers) as answer:
+        return answer.status, await answer.json(), answer.headers
+
+
+async def until(reached, deadline_s=60):
+    """Waits for ``reached()``."""
+    async with asyncio.timeout(deadline_s):
+        while not reached():
+            await asyncio.sleep(0.002)
