@@ -148,6 +148,12 @@ class EngineSampler:
         self, session: str, new_ids: Sequence[int], params: SamplingParams, *, on_tokens: OnTokens | None = None
     ) -> Completion:
         """As the protocol says; ``on_tokens`` is called in the event loop with newly sampled tokens, all of them before this returns."""
+        return await self._generate(session, new_ids, params, on_tokens)
+
+    async def _generate(
+        self, session: str, new_ids: Sequence[int], params: SamplingParams, on_tokens: OnTokens | None = None, *, last: bool = False
+    ) -> Completion:
+        """``generate``; with ``last`` the session ends with the request, in the engine thread."""
         ids = [int(i) for i in new_ids]
         if any(not 0 <= i < self.vocab_size for i in ids):
             raise ValueError(f"token ids must be in 0..{self.vocab_size - 1}, got {min(ids)}..{max(ids)}")
@@ -156,7 +162,7 @@ class EngineSampler:
         now_s = self._clock()
 
         def submit() -> None:
-            self._scheduler.submit(session, promise, ids, params, now_s)
+            self._scheduler.submit(session, promise, ids, params, now_s, last=last)
             if on_tokens is not None:
                 self._progress.listen(self._scheduler.sessions.get(session), promise, on_tokens)
 
@@ -178,10 +184,10 @@ class EngineSampler:
         self._open.discard(session)
         self._inbox.put(lambda: self._scheduler.close(session), late_ok=True)
 
-    async def complete(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+    async def complete(self, prompt_ids: Sequence[int], params: SamplingParams, *, on_tokens: OnTokens | None = None) -> Completion:
         session = await self.open()
         try:
-            return await self.generate(session, prompt_ids, params)
+            return await self._generate(session, prompt_ids, params, on_tokens, last=True)
         finally:
             await self.close(session)
 

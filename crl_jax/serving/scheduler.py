@@ -40,6 +40,7 @@ class Request:
     state: int  # of the constraint
     text: int  # of the stop strings
     submitted_s: float
+    last: bool = False  # the session ends with it
     decoding: bool = False  # its input is in the cache and its next token comes from generate
     ids: list[int] = dataclasses.field(default_factory=list)
     logps: list[float] = dataclasses.field(default_factory=list)
@@ -103,15 +104,18 @@ class Scheduler:
         """A new session; it takes a slot with its first request."""
         self.sessions[session_id] = Session(id=session_id)
 
-    def submit(self, session_id: str, handle: Any, new_ids: Sequence[int], params: SamplingParams, now_s: float) -> None:
+    def submit(
+        self, session_id: str, handle: Any, new_ids: Sequence[int], params: SamplingParams, now_s: float, *, last: bool = False
+    ) -> None:
         """Queues one request, or puts the reason why not in ``done``; a refused request leaves the session as it was, and hurts no other,
-        whatever is wrong with it.
+        whatever is wrong with it. A session ends with its ``last`` request: its slot is free at once.
         """
         try:
             session = self.sessions.get(session_id)
             if session is None:
                 raise KeyError(f"session {session_id!r} is not open: open() gives a new one")
             request = self._request(session, handle, new_ids, params, now_s)
+            request.last = last
         except Exception as error:
             self.counts["refused"] += 1
             self.done.append((handle, error))
@@ -289,5 +293,7 @@ class Scheduler:
         session.request = None
         self.waiting.pop(session.id, None)
         self.running.pop(session.id, None)
-        if session.slot is not None:
+        if request.last:
+            self.close(session.id)
+        elif session.slot is not None:
             self.slots.idle[session.id] = session

@@ -117,11 +117,7 @@ class Completions:
         try:
             if request.session:
                 return await self._in_session(request.session, ids, params, on_tokens)
-            session = await self._sampler.open()
-            try:
-                return await self._sampler.generate(session, ids, params, on_tokens=on_tokens)
-            finally:
-                await self._sampler.close(session)
+            return await self._sampler.complete(ids, params, on_tokens=on_tokens)
         except PromptTooLong as error:
             raise ApiError(400, f"{error}: shorten the prompt", param="prompt", code="context_length_exceeded") from error
         except (ValueError, TypeError) as error:
