@@ -25,11 +25,14 @@ from crl_jax import lookup, run_folder
 from crl_jax.browse import BANK_FILE
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
-from crl_jax.experience.bank import Eviction
 from crl_jax.experience.buffer import Sample, TrainingBuffer
+from crl_jax.experience.eviction import Eviction
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.merging import MergePolicy
+from crl_jax.experience.reader import Routing
+from crl_jax.experience.recover import open_or_recover
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.snapshot import copy_of
@@ -127,8 +130,9 @@ class Run:
 
     def lesson_texts(self, episode: Episode) -> list[str]:
         """Texts of the lessons the episode read that are still in the bank."""
-        space = self.manager.state.space(episode.task.namespace) if self.manager is not None else {}
-        return [space[i].text for i in episode.shown if i in space]
+        if self.manager is None:
+            return []
+        return [entry.text for entry in map(self.manager.state.find, episode.shown) if entry is not None]
 
     def metrics(self) -> dict[str, Any]:
         """Counters and gauges of the environments, the bank, the samplers and this process."""
@@ -183,7 +187,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         extractor, manager = None, None
         if "extractor" in parts:
             extractor = _role(config, "extractor", config.extractor, parts["extractor"], None, shell, stack)
-            store = copy_of(folder / BANK_FILE) if read_only else Store.open(folder / BANK_FILE)
+            store = copy_of(folder / BANK_FILE) if read_only else _open_bank(folder / BANK_FILE)
             stack.callback(store.close)
             manager = _manager(config, store, lessons, extractor.sampler, parts["extractor"].codec, shell, stack)
         pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
@@ -279,6 +283,15 @@ def _role(
     )
 
 
+def _open_bank(path: pathlib.Path) -> Store:
+    """The run's bank; of a damaged file the last good state, with a warning that says what became of it."""
+    store, recovery = open_or_recover(path)
+    if recovery is not None:
+        what = f"{path} was damaged; its last good state, revision {recovery.revision} from {recovery.source}, is used"
+        warnings.warn(f"{what}; the damaged file is kept as {recovery.damaged.name}", RuntimeWarning, stacklevel=2)
+    return store
+
+
 def _manager(
     config: Config,
     store: Store,
@@ -310,10 +323,16 @@ def _manager(
                 lambda_count=b.lambda_count,
                 recent_steps=b.recent_steps,
                 min_similarity=b.min_similarity,
+                utility_weight=b.utility_weight,
+                min_utility=b.min_utility,
+                explore_p=b.explore_share,
+                contrast=b.contrast,
+                foreign_penalty=b.foreign_penalty,
             ),
             write=WritePolicy(
                 capacity=b.capacity,
                 eviction=Eviction(b.eviction),
+                protect_rare=b.protect_rare,
                 dedup_cosine=b.dedup_threshold or 2.0,
                 keep_better=b.dedup_keep == "better",
             ),
@@ -321,8 +340,10 @@ def _manager(
             max_prompt_tokens=e.max_length - e.sampling.max_new_tokens,
             queue_size=4 * config.run.groups_per_step * config.run.group_size,
             distil_concurrency=e.concurrency,
-            merge_every_steps=b.merge_every,
-            merge_chunk=b.merge_chunk,
+            merge=MergePolicy(b.merge_every, b.merge_chunk, b.merge_redundancy, b.merge_cosine),
+            routing=Routing(b.routing),
+            decay=None if b.utility_decay is None else (*b.utility_decay, config.run.steps),
+            snapshots=b.snapshots,
             query_batch=b.query_batch,
             query_wait_s=b.query_wait_ms / 1000,
             search_workers=b.search_workers,

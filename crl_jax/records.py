@@ -228,7 +228,10 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-    """One lesson of the bank. ``generation_id`` and ``op_index`` say which operation of which generation wrote it."""
+    """One lesson of the bank. ``generation_id`` and ``op_index`` say which operation of which generation wrote it.
+
+    ``outcome`` is whether the episode it was distilled from succeeded; None when it comes from no episode, or from several (merges).
+    """
 
     id: str
     namespace: str
@@ -239,25 +242,35 @@ class Experience:
     step: int
     episode_ids: tuple[str, ...] = ()
     parents: tuple[str, ...] = ()  # entries this one replaced (update, merge)
+    outcome: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Counters of one experience. ``shown`` counts episodes that read it, ``succeeded`` those of them that succeeded."""
+    """Counters of one experience. ``shown`` counts episodes that read it, ``succeeded`` those of them that succeeded.
+
+    ``recent_shown`` and ``recent_succeeded`` are the same, but every training step makes older episodes count less (the decay that was in
+    force when they were counted; without one they equal the counts). ``votes`` is what the extractor gave it, up less down.
+    """
 
     shown: int = 0
     succeeded: int = 0
     last_shown_step: int = -1
+    recent_shown: float = 0.0
+    recent_succeeded: float = 0.0
+    votes: int = 0
 
 
 class OpKind(enum.Enum):
-    """Operations on the bank (method: add, update, return; merge and retire are the manager's own)."""
+    """Operations on the bank (method: add, update, return, and votes as an option; merge and retire are the manager's own)."""
 
     ADD = "add"
     UPDATE = "update"
     NOOP = "return"
     MERGE = "merge"
     RETIRE = "retire"
+    UPVOTE = "upvote"
+    DOWNVOTE = "downvote"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ LAYERS: dict[str, int] = {
     "seeds": 0,
     "losses": 1,
     "experience.bank": 1,
+    "experience.space": 1,
     "experience.retrieve": 1,
     "experience": 2,
     "models": 2,

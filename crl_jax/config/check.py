@@ -86,6 +86,7 @@ def _positive(c: Config) -> Found:
         ("bank.warmup_steps", c.bank.warmup_steps),
         ("bank.merge_every", c.bank.merge_every),
         ("bank.query_wait_ms", c.bank.query_wait_ms),
+        ("bank.snapshots", c.bank.snapshots),
         ("ask.max_uses", c.ask.max_uses),
     ):
         if value < 0:
@@ -250,12 +251,21 @@ def _bank(c: Config) -> Found:
     b = c.bank
     if b.top_k < 1 or b.top_k > b.capacity:
         yield "bank.top_k", f"must be 1 to bank.capacity ({b.capacity}), got {b.top_k}"
-    if b.merge_every and b.merge_chunk < 2:
+    if (b.merge_every or b.merge_redundancy) and b.merge_chunk < 2:
         yield "bank.merge_chunk", f"a merge needs 2 or more entries, got {b.merge_chunk}"
     if not -1 <= b.min_similarity <= 1 or not 0 <= b.dedup_threshold <= 1:
         yield "bank.min_similarity", "cosines: min_similarity in [-1, 1], dedup_threshold in [0, 1] (0 = off)"
     if b.lambda_count < 0 or b.recent_steps < 0:
         yield "bank.lambda_count", "lambda_count and recent_steps must be 0 or more"
+    for name, share in (("explore_share", b.explore_share), ("min_utility", b.min_utility), ("merge_redundancy", b.merge_redundancy)):
+        if not 0 <= share < 1:
+            yield f"bank.{name}", f"a share from 0 to below 1 (0 = off), got {share}"
+    if b.contrast and b.top_k < 2:
+        yield "bank.contrast", f"a lesson of a success and one of a failure need bank.top_k of 2 or more, got {b.top_k}"
+    if b.utility_decay is not None and not all(0 < share <= 1 for share in b.utility_decay):
+        yield "bank.utility_decay", f"two shares above 0 and up to 1, first and last, e.g. [0.99, 0.95], got {list(b.utility_decay)}"
+    if min(b.utility_weight, b.foreign_penalty) < 0 or not 0 <= b.protect_rare <= 1 or not -1 <= b.merge_cosine <= 1:
+        yield "bank.utility_weight", "utility_weight and foreign_penalty must be 0 or more, protect_rare in [0, 1], merge_cosine in [-1, 1]"
     if c.ask.enabled and c.run.method == "baseline":
         yield "ask.enabled", "the baseline has no bank to ask: set ask.enabled=false or another run.method"
     if c.ask.enabled and c.env.constrained:

@@ -71,16 +71,27 @@ class BankConfig:
     """The experience bank: what it keeps, how it retrieves (paper Eq. 6), and how often entries are merged."""
 
     capacity: int = 20_000
+    routing: Literal["task", "shared", "mixed"] = "task"  # read own family; one namespace for all; own first, others' where they help
     eviction: Literal["fifo", "lru", "utility"] = "fifo"
+    protect_rare: float = 0.1  # lessons of successes are evicted last while they are at most this share of a namespace; 0 = off
     top_k: int = 1  # experiences placed in one prompt
     candidate_multiplier: int = 16  # top_k times this many candidates are re-ranked
     lambda_count: float = 0.4  # score = -rank - lambda_count * log(1 + times shown) - [shown recently]
     recent_steps: int = 1  # "recently" = in the last this many steps
     min_similarity: float = -1.0  # cosine below which nothing is shown
+    explore_share: float = 0.0  # share of queries that get the least shown of their candidates
+    utility_weight: float = 0.0  # ranks by which an entry moves per unit of its readers' success rate above one half
+    utility_decay: tuple[float, float] | None = None  # what a step leaves of that evidence, first to last step by a cosine: [0.99, 0.95]
+    min_utility: float = 0.0  # success rate of its readers below which an entry is not shown (untried: 0.5)
+    contrast: bool = False  # with top_k >= 2: begin with one lesson of a success and one of a failure
+    foreign_penalty: float = 16.0  # mixed routing: ranks by which a family's entries go back where they lower the success rate
     dedup_threshold: float = 0.0  # cosine from which two entries are duplicates; 0 = off
     dedup_keep: Literal["newer", "better"] = "newer"  # better = the one whose readers succeeded more often
     merge_every: int = 5  # steps; 0 = never
     merge_chunk: int = 5  # entries merged by one generation
+    merge_redundancy: float = 0.0  # also merge near entries when more than this share has a near neighbour; 0 = off
+    merge_cosine: float = 0.85  # cosine from which two entries are near
+    snapshots: int = 1  # copies of the bank's file, made with the checkpoints, that are kept beside it
     query_batch: int = 16  # queries searched together
     query_wait_ms: float = 1.0  # how long a query waits for others
     search_workers: int = 4

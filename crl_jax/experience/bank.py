@@ -1,28 +1,33 @@
 """The experience bank as a value: a state, and functions from an operation to the next state.
 
-Owns: what every operation does to the entries (method: add, update, return; merge and retire are the manager's own), ids, eviction order,
-usage counters. Promises: pure and deterministic, so a log of operations replays to the same state; every read and write is scoped by
-namespace; an operation never deletes knowledge without inserting its replacement in the same change (only ``RETIRE`` drops entries, and
-no model can emit it); bad input is a `Problem` to count, never an exception. Does not: embed, search, store, or know the time.
+Owns: what every operation does to the entries (method: add, update, return, votes; merge and retire are the manager's own), ids, usage
+and transfer counters. Promises: pure and deterministic, so a log of operations replays to the same state; every read and write is scoped
+by namespace; an operation never deletes knowledge without inserting its replacement in the same change (``RETIRE``, which no model can
+emit, drops entries, and so does a vote below zero); bad input is a `Problem` to count, never an exception. Does not: embed, search,
+store, choose what is evicted (``eviction``), or know the time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import immutables
+
+from crl_jax.experience.space import Space
 from crl_jax.records import BankOp, Experience, OpKind, Usage
 
 
 class Author(NamedTuple):
-    """Who wrote an operation: the generation, its weight version, the actor step, and the episodes it was distilled from."""
+    """Who wrote an operation: the generation, its weight version, the actor step, the episodes it was distilled from and whether they
+    succeeded (None: several, or none)."""
 
     generation_id: str
     version: int
     step: int
     episode_ids: tuple[str, ...] = ()
+    outcome: bool | None = None
 
 
 class Problem(NamedTuple):
@@ -32,33 +37,41 @@ class Problem(NamedTuple):
     detail: str
 
 
-class Eviction(enum.Enum):
-    """Which entry leaves a full namespace first: the oldest, the one unseen for longest, or the one with the lowest `utility`."""
+class Guided(NamedTuple):
+    """One finished episode and one entry it had read; an empty ``experience_id`` stands for an episode that had read none.
 
-    FIFO = "fifo"
-    LRU = "lru"
-    UTILITY = "utility"
+    ``reader`` is the namespace of the episode's task, which is not that of the entry when experience crosses families.
+    """
+
+    experience_id: str
+    success: bool
+    episode_id: str = ""
+    reader: str = ""
+    reward: float = 0.0
 
 
-def _no_spaces() -> dict[str, dict[str, Experience]]:
-    return {}
+class Tally(NamedTuple):
+    """Episodes, and those of them that succeeded."""
 
-
-def _no_usage() -> dict[str, Usage]:
-    return {}
+    episodes: int = 0
+    succeeded: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class BankState:
-    """All entries by namespace (in insertion order), their usage, and the number of changes so far. Treat the mappings as read-only."""
+    """All entries by namespace (in the order they were written), their usage, and the number of changes so far.
 
-    spaces: Mapping[str, Mapping[str, Experience]] = dataclasses.field(default_factory=_no_spaces)
-    usage: Mapping[str, Usage] = dataclasses.field(default_factory=_no_usage)  # of live entries that were ever shown
+    ``transfer`` counts guided episodes by (namespace of the reader, namespace of the entry), and free ones by (namespace, "").
+    """
+
+    spaces: Mapping[str, Space] = dataclasses.field(default_factory=dict[str, Space])
+    usage: immutables.Map[str, Usage] = dataclasses.field(default_factory=immutables.Map[str, Usage])  # of live entries only
+    transfer: Mapping[tuple[str, str], Tally] = dataclasses.field(default_factory=dict[tuple[str, str], Tally])
     revision: int = 0
 
-    def space(self, namespace: str) -> Mapping[str, Experience]:
-        """The entries of one namespace in insertion order; empty if there are none."""
-        return self.spaces.get(namespace, {})
+    def space(self, namespace: str) -> Space:
+        """The entries of one namespace in the order they were written; empty if there are none."""
+        return self.spaces.get(namespace, _EMPTY)
 
     def find(self, experience_id: str) -> Experience | None:
         """The live entry with this id in any namespace."""
@@ -69,6 +82,9 @@ class BankState:
 
     def __len__(self) -> int:
         return sum(len(space) for space in self.spaces.values())
+
+
+_EMPTY = Space()
 
 
 class Applied(NamedTuple):
@@ -85,7 +101,8 @@ def apply(state: BankState, op: BankOp, *, namespace: str, author: Author, op_in
 
     An update whose targets are partly gone replaces those that are left; with none left it becomes an add. A merge is a compare-and-set:
     if any of its sources is gone it is refused as a whole. A new entry starts with empty usage unless ``inherit_usage`` (de-duplication:
-    the same knowledge in new words), which sums the usage of the entries it replaces.
+    the same knowledge in new words), which sums the usage of the entries it replaces. A vote moves every target by one; a target whose
+    votes fall below zero is retired.
     """
     space = state.space(namespace)
     targets = tuple(dict.fromkeys(op.targets)) if op.kind is not OpKind.ADD else ()
@@ -95,6 +112,8 @@ def apply(state: BankState, op: BankOp, *, namespace: str, author: Author, op_in
         return Applied(state, None, (), ())
     if op.kind is OpKind.RETIRE:
         return Applied(_replaced(state, namespace, present, None) if present else state, None, present, problems)
+    if op.kind in (OpKind.UPVOTE, OpKind.DOWNVOTE):
+        return _voted(state, namespace, present, 1 if op.kind is OpKind.UPVOTE else -1, problems)
     if not op.text.strip():
         return Applied(state, None, (), (*problems, Problem("empty_text", f"{op.kind.value} without text")))
     if op.kind is OpKind.MERGE and (problems or not present):
@@ -111,56 +130,85 @@ def apply(state: BankState, op: BankOp, *, namespace: str, author: Author, op_in
         step=author.step,
         episode_ids=author.episode_ids,
         parents=present,
+        outcome=author.outcome,
     )
     return Applied(_replaced(state, namespace, present, written, inherit_usage), written, present, problems)
 
 
 def _replaced(state: BankState, namespace: str, gone: Sequence[str], written: Experience | None, inherit_usage: bool = False) -> BankState:
-    space = dict(state.space(namespace))
-    usage = dict(state.usage)
+    space = state.space(namespace).replaced(gone, written)
+    usage = state.usage.mutate()
     lost = [usage.pop(old) for old in gone if old in usage]
-    for old in gone:
-        del space[old]
-    if written is not None:
-        space[written.id] = written
-        if inherit_usage and lost:
-            usage[written.id] = Usage(sum(u.shown for u in lost), sum(u.succeeded for u in lost), max(u.last_shown_step for u in lost))
-    spaces = {name: entries for name, entries in state.spaces.items() if name != namespace}
-    if space:
+    if written is not None and inherit_usage and lost:
+        usage[written.id] = _together(lost)
+    spaces = {name: entries for name, entries in state.spaces.items() if name != namespace or len(space)}
+    if len(space):
         spaces[namespace] = space
-    return BankState(spaces, usage, state.revision + 1)
+    return dataclasses.replace(state, spaces=spaces, usage=usage.finish(), revision=state.revision + 1)
 
 
-def observe(state: BankState, shown: Sequence[tuple[str, bool]], *, step: int) -> BankState:
-    """The state after finished episodes were counted: one pair (experience id, success) per episode and entry it read.
+def _together(parts: Sequence[Usage]) -> Usage:
+    return Usage(
+        sum(u.shown for u in parts),
+        sum(u.succeeded for u in parts),
+        max(u.last_shown_step for u in parts),
+        sum(u.recent_shown for u in parts),
+        sum(u.recent_succeeded for u in parts),
+        sum(u.votes for u in parts),
+    )
 
-    Ids that are no longer in the bank are skipped (their generation is still credited, elsewhere). Revision + 1 if anything was counted.
+
+def _voted(state: BankState, namespace: str, targets: Sequence[str], change: int, problems: tuple[Problem, ...]) -> Applied:
+    if not targets:
+        return Applied(state, None, (), (*problems, Problem("vote_without_target", "no target is left")))
+    voted = {i: dataclasses.replace(u, votes=u.votes + change) for i, u in ((i, state.usage.get(i, Usage())) for i in targets)}
+    fallen = tuple(i for i, usage in voted.items() if usage.votes < 0)
+    counted = dataclasses.replace(state, usage=state.usage.update(voted), revision=state.revision + 1)
+    if not fallen:
+        return Applied(counted, None, (), problems)
+    return Applied(dataclasses.replace(_replaced(counted, namespace, fallen, None), revision=counted.revision), None, fallen, problems)
+
+
+def observe(state: BankState, guided: Sequence[Guided], *, step: int, decay: float = 1.0) -> BankState:
+    """The state after finished episodes were counted: one item per episode and entry it read, one per episode that read none.
+
+    An entry's recent counts are multiplied by ``decay`` for every step since it was shown last, then the episode is added. Ids that are no
+    longer in the bank are skipped (their generation is still credited, elsewhere). Revision + 1 if anything was counted.
     """
-    usage = dict(state.usage)
+    transfer = dict(state.transfer)
+    usage = state.usage.mutate()
     counted = False
-    for experience_id, success in shown:
-        if state.find(experience_id) is None:
+    for item in guided:
+        entry = state.find(item.experience_id) if item.experience_id else None
+        if item.experience_id and entry is None:
             continue
-        old = usage.get(experience_id, Usage())
-        usage[experience_id] = Usage(old.shown + 1, old.succeeded + int(success), max(old.last_shown_step, step))
+        pair = (item.reader, entry.namespace if entry else "")
+        old = transfer.get(pair, Tally())
+        transfer[pair] = Tally(old.episodes + 1, old.succeeded + int(item.success))
+        if entry is not None:
+            usage[entry.id] = _seen(usage.get(entry.id, Usage()), item.success, step, decay)
         counted = True
-    return BankState(state.spaces, usage, state.revision + 1) if counted else state
+    if not counted:
+        return state
+    return dataclasses.replace(state, usage=usage.finish(), transfer=transfer, revision=state.revision + 1)
 
 
-def utility(usage: Usage) -> float:
-    """Success rate of the episodes that read the entry, with one success and one failure added (so an unseen entry has 0.5)."""
-    return (usage.succeeded + 1) / (usage.shown + 2)
+def _seen(old: Usage, success: bool, step: int, decay: float) -> Usage:
+    faded = decay ** max(0, step - old.last_shown_step) if old.shown else 0.0
+    return Usage(
+        old.shown + 1,
+        old.succeeded + int(success),
+        max(old.last_shown_step, step),
+        old.recent_shown * faded + 1.0,
+        old.recent_succeeded * faded + float(success),
+        old.votes,
+    )
 
 
-def plan_eviction(state: BankState, namespace: str, *, capacity: int, policy: Eviction) -> tuple[str, ...]:
-    """Ids to retire so that the namespace holds at most ``capacity`` >= 1 entries. The newest entry always stays; ties go by age."""
-    ids = list(state.space(namespace))
-    excess = len(ids) - capacity
-    if excess <= 0:
-        return ()
-    candidates = ids[:-1]
-    if policy is Eviction.LRU:
-        candidates.sort(key=lambda i: max(state.usage.get(i, Usage()).last_shown_step, state.space(namespace)[i].step))
-    elif policy is Eviction.UTILITY:
-        candidates.sort(key=lambda i: utility(state.usage.get(i, Usage())))
-    return tuple(candidates[:excess])
+def utility(usage: Usage, *, decay: float = 1.0, age: int = 0) -> float:
+    """Posterior mean of success of the episodes that read the entry, from a uniform prior (so an unseen entry has 0.5).
+
+    With ``decay`` below 1 the evidence fades: by ``decay`` for each of the ``age`` steps since the entry was shown last.
+    """
+    faded = decay**age
+    return (usage.recent_succeeded * faded + 1) / (usage.recent_shown * faded + 2)

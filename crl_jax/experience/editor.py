@@ -19,9 +19,11 @@ from crl_jax.experience.bank import Author
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.calls import Draft, ExtractorCalls
 from crl_jax.experience.merge import merge_pass
+from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.writer import Writer, Written
 from crl_jax.records import BankOp, Episode, Generation, OpKind
+from crl_jax.seeds import derive_seed
 
 
 class Distilled(NamedTuple):
@@ -34,7 +36,7 @@ class Distilled(NamedTuple):
 
 class Editor:
     """Mutable, on one event loop. ``generations`` is the number in the newest stored generation's id; ``step`` tells the training step of
-    now."""
+    now; ``home`` names the namespace in which the lessons of a task's namespace are written."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Editor:
         generations: int,
         max_ops: int,
         max_chars: int,
+        home: Callable[[str], str] = lambda namespace: namespace,
     ) -> None:
         self._calls = calls
         self._writer = writer
@@ -58,24 +61,36 @@ class Editor:
         self._generations = generations
         self._max_ops = max_ops
         self._max_chars = max_chars
+        self._home = home
+        self.redundancy: dict[str, float] = {}  # share of near duplicates when it was last measured, by namespace
 
     async def distil(self, episode: Episode) -> Distilled:
         """Ask for the lessons of an episode. Changes nothing; `settle` does."""
-        space = self._writer.state.space(episode.task.namespace)
-        shown = tuple(i for i in dict.fromkeys(episode.shown) if i in space)
-        return Distilled(episode, shown, await self._calls.distil(episode, [space[i].text for i in shown], step=self._step()))
+        state = self._writer.state
+        read = [entry for entry in map(state.find, dict.fromkeys(episode.shown)) if entry is not None]
+        draft = await self._calls.distil(episode, [entry.text for entry in read], step=self._step())
+        return Distilled(episode, tuple(entry.id for entry in read), draft)
 
     async def settle(self, done: Distilled) -> None:
         """Write what a distillation says."""
         if done.draft is None:
             self._counts["distil_failed"] += 1
             return
-        await self._apply(done.draft, done.shown, done.episode.task.namespace, episode_ids=(done.episode.id,))
+        await self._apply(done.draft, done.shown, self._home(done.episode.task.namespace), episode=done.episode)
 
     async def merge(self, namespace: str, *, chunk_size: int) -> int:
         """One merge pass over a namespace; returns the number of entries written."""
         entries = list(self._writer.state.space(namespace))
         return await merge_pass(entries, chunk_size=chunk_size, merge_chunk=functools.partial(self._merge_chunk, namespace))
+
+    async def merge_redundant(self, namespace: str, policy: MergePolicy) -> int:
+        """Merge groups of near entries if the namespace has more of them than the policy allows; returns the number of entries written."""
+        found = await self._thread.run(self._writer.redundancy, namespace, policy, seed=derive_seed(self._step(), namespace))
+        self.redundancy[namespace] = found.share
+        if found.share <= policy.redundancy:
+            return 0
+        self._counts["merges_adaptive"] += 1
+        return sum([len(await self._merge_chunk(namespace, cluster)) for cluster in found.clusters])
 
     async def answer(self, namespace: str, query: str, entry: str, *, name: str, keep: bool) -> tuple[str, str | None]:
         """The extractor's answer to a question (empty if it gave none) and, if it can be credited, the id of the generation.
@@ -107,14 +122,17 @@ class Editor:
         return [entry.id for entry in done.written]
 
     async def _apply(
-        self, draft: Draft, shown: Sequence[str], namespace: str, *, episode_ids: tuple[str, ...] = (), merging: bool = False
+        self, draft: Draft, shown: Sequence[str], namespace: str, *, episode: Episode | None = None, merging: bool = False
     ) -> Written:
         """Read a draft, write its operations, and tell the buffer when there was nothing to read or nothing to do."""
         parsed = extractor.parse(draft.response, max_ops=self._max_ops, max_chars=self._max_chars)
         generation = self._named(draft, parsed.error)
         ops = self._resolved(parsed, shown, merging=merging)
-        author = Author(generation.id, generation.versions[-1] if generation.versions else 0, generation.step, episode_ids)
-        done = await self._thread.run(self._writer.write, ops, namespace=namespace, author=author, generations=[generation])
+        source = ((), None) if episode is None else ((episode.id,), episode.success)
+        author = Author(generation.id, generation.versions[-1] if generation.versions else 0, generation.step, *source)
+        done = await self._thread.run(
+            self._writer.write, ops, namespace=namespace, author=author, generations=[generation], distilled=source[0]
+        )
         self._count(done)
         if parsed.error:
             self._counts["parse_failures"] += 1

@@ -12,24 +12,28 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from crl_jax.experience.bank import BankState
+from crl_jax.experience.bank import BankState, Guided
 from crl_jax.experience.buffer import Sample, TrainingBuffer, credited
 from crl_jax.experience.calls import ExtractorCalls
 from crl_jax.experience.editor import Distilled, Editor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
+from crl_jax.experience.merging import MergePolicy, Merging
 from crl_jax.experience.pipeline import OrderedPipeline
 from crl_jax.experience.protocols import Completer, Decode, Embedder, Render
-from crl_jax.experience.reader import Reader, Shown
+from crl_jax.experience.reader import Reader, Routing, Shown
+from crl_jax.experience.recover import snapshot
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.search import SearchService
 from crl_jax.experience.store import Store
 from crl_jax.experience.thread import WriterThread
+from crl_jax.experience.transfer import lifts
 from crl_jax.experience.writer import WritePolicy, Writer
 from crl_jax.records import Episode, SamplingParams, Status
 
@@ -45,7 +49,11 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ManagerOptions:
-    """Settings of the service. Times are seconds, sizes are items; ``merge_every_steps`` 0 switches periodic merging off."""
+    """Settings of the service. Times are seconds, sizes are items.
+
+    ``decay`` is (first, last, steps): what a step leaves of an entry's recent counts, from first to last by a cosine over so many training
+    steps; None lets nothing fade. ``snapshots`` of the store file are kept, one made with each checkpoint.
+    """
 
     sampling: SamplingParams
     diversity: Diversity = dataclasses.field(default_factory=Diversity)
@@ -55,8 +63,10 @@ class ManagerOptions:
     max_prompt_tokens: int = 57_344
     queue_size: int = 1024
     distil_concurrency: int = 4
-    merge_every_steps: int = 5
-    merge_chunk: int = 5
+    merge: MergePolicy = dataclasses.field(default_factory=MergePolicy)
+    routing: Routing = Routing.TASK
+    decay: tuple[float, float, int] | None = None
+    snapshots: int = 0
     query_batch: int = 16
     query_wait_s: float = 0.001
     search_workers: int = 4
@@ -114,7 +124,13 @@ class ExperienceManager:
             options.sample_timeout_s,
         )
         self._reader = Reader(
-            search=self._search, state=lambda: self.state, step=lambda: self.step, diversity=options.diversity, seed=options.seed
+            search=self._search,
+            state=lambda: self.state,
+            step=lambda: self.step,
+            diversity=options.diversity,
+            seed=options.seed,
+            routing=options.routing,
+            decay=self._decay,
         )
         self._editor = Editor(
             calls=self._calls,
@@ -126,11 +142,19 @@ class ExperienceManager:
             generations=store.newest_generation(),
             max_ops=options.max_ops,
             max_chars=options.max_chars,
+            home=options.routing.home,
+        )
+        self._merging = Merging(
+            options.merge,
+            spawn=self._spawn,
+            counts=self.counts,
+            namespaces=lambda: self.state.spaces,
+            merge=lambda namespace: self._editor.merge(namespace, chunk_size=options.merge.chunk),
+            merge_redundant=lambda namespace: self._editor.merge_redundant(namespace, options.merge),
         )
         self._closed = False
         self._submitted = 0  # episodes of this step
         self._tasks: set[asyncio.Task[None]] = set()
-        self._merging: dict[str, asyncio.Task[None]] = {}
         self.failed: asyncio.Future[None]
         self._pipeline: OrderedPipeline[Episode, Distilled]
 
@@ -246,8 +270,12 @@ class ExperienceManager:
         for episode, ids in zip(scored, generations, strict=True):
             for generation_id in ids:
                 self.buffer.credit(generation_id, success=episode.success, step=self.step)
-        shown = [(i, episode.success) for episode in scored for i in dict.fromkeys(episode.shown)]
-        await self._thread.run(self._writer.observe, shown, step=self.step)
+        guided = [
+            Guided(i, bool(e.success), e.id, e.task.namespace, float(e.reward or 0.0))
+            for e in scored
+            for i in dict.fromkeys(e.shown or ("",))
+        ]
+        await self._thread.run(self._writer.observe, guided, step=self.step, decay=self._decay())
 
     async def pop_batch(self) -> list[Sample] | None:
         """The next batch for the extractor's learner, or None; see `TrainingBuffer.pop_batch`."""
@@ -255,30 +283,26 @@ class ExperienceManager:
         return await self._thread.run(self.buffer.pop_batch, self._store.generation) if self.buffer.ready else None
 
     def on_step(self, step: int) -> None:
-        """The actor is at training step ``step``: recency, ages and, every ``merge_every_steps``, a merge of each namespace in the
-        background. Raises ExtractorPromptTooLong when no episode of the step before could be distilled."""
+        """The actor is at training step ``step``: recency, ages and, when they are due, merges in the background. Raises
+        ExtractorPromptTooLong when no episode of the step before could be distilled."""
         self._check()
         self._calls.require_room(self._submitted)
         self._submitted = 0
         self.step = step
         self._reader.begin_step(step)
         self.buffer.expire(step)
-        if self._o.merge_every_steps and step > 0 and step % self._o.merge_every_steps == 0:
-            for namespace in self.state.spaces:
-                if namespace in self._merging:
-                    self.counts["merges_skipped"] += 1
-                else:
-                    self._merging[namespace] = self._spawn(self._merge(namespace))
+        self._merging.on_step(step)
 
     async def merge(self, namespace: str) -> int:
         """Merge one namespace now; returns the number of entries written."""
         self._check()
-        return await self._editor.merge(namespace, chunk_size=self._o.merge_chunk)
+        return await self._editor.merge(namespace, chunk_size=self._o.merge.chunk)
 
     async def checkpoint(self) -> dict[str, Any]:
         """What a training checkpoint keeps of the manager: bank revision, step and buffer. Drain first to lose nothing on resume."""
         data = self.buffer.to_json()
         await self._thread.run(self._store.save_buffer, data)
+        await self._thread.run(snapshot, self._store, keep=self._o.snapshots)
         return {"revision": self.state.revision, "step": self.step, "buffer": data}
 
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True) -> None:
@@ -316,23 +340,27 @@ class ExperienceManager:
             "search_latency_s": self._search.latency_s,
             "vectors_repaired": self._writer.vectors_repaired,
             "unsearchable": len(self._writer.unsearchable),
+            "demoted": self._reader.demoted,
         }
+        gauges |= {f"redundancy/{name}": share for name, share in self._editor.redundancy.items()}
+        for name, lift in lifts(self.state).items():
+            gauges |= {f"lift_{side}/{name}": value for side, value in lift._asdict().items() if value is not None}
         workers = {f"search_batches_worker_{w}": n for w, n in enumerate(self._search.per_worker)}
         return {**self.counts, **{f"buffer_{k}": n for k, n in self.buffer.counts.items()}, **gauges, **workers}
 
     # ------------------------------------------------------------------------------------------------------------ inside
 
-    async def _merge(self, namespace: str) -> None:
-        try:
-            await self._editor.merge(namespace, chunk_size=self._o.merge_chunk)
-        finally:
-            del self._merging[namespace]
-
     async def _idle(self) -> None:
         await self._pipeline.idle()
-        while self._merging:
-            await asyncio.wait(self._merging.values())
+        while running := self._merging.tasks():
+            await asyncio.wait(running)
             await self._pipeline.idle()
+
+    def _decay(self) -> float:
+        if self._o.decay is None:
+            return 1.0
+        first, last, steps = self._o.decay
+        return last + (first - last) * (1 + math.cos(math.pi * min(1.0, self.step / max(1, steps)))) / 2
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

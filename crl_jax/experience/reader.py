@@ -1,23 +1,41 @@
 """The reading side of the bank: which experiences a query is shown.
 
-Owns: reservations of entries handed out, the dropout draws of a step. Promises: training picks are made in the order of the queries and
-every one is reserved until its episode is released; evaluation (``peek``) reads the most similar entries and changes nothing. Does not:
-search (``search``), rank (``retrieve``), or count usage (``writer``).
+Owns: which namespaces a query reads (``Routing``), reservations of entries handed out, the draws of a step. Promises: training picks are
+made in the order of the queries and every one is reserved until its episode is released; evaluation (``peek``) ranks the same way, draws
+nothing and changes nothing. Does not: search (``search``), rank (``retrieve``), or count usage (``writer``).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from crl_jax.experience.bank import BankState
-from crl_jax.experience.retrieve import Candidate, Diversity, Reservations, nearest, rerank
+from crl_jax.experience.bank import BankState, utility
+from crl_jax.experience.retrieve import Candidate, Diversity, Reservations, Standing, nearest, rerank
 from crl_jax.experience.search import SearchService
+from crl_jax.experience.transfer import harmful
 from crl_jax.records import Episode, Usage
 from crl_jax.seeds import derive_seed
+
+SHARED = "shared"  # the namespace of everybody
+
+
+class Routing(enum.Enum):
+    """Where experience of a task is written, and what its queries read: its own family; one namespace for all; or its own written, all
+    read."""
+
+    TASK = "task"
+    SHARED = "shared"
+    MIXED = "mixed"
+
+    def home(self, namespace: str) -> str:
+        """The namespace in which what a task of ``namespace`` teaches is written."""
+        return SHARED if self is Routing.SHARED else namespace
 
 
 class Shown(NamedTuple):
@@ -29,31 +47,50 @@ class Shown(NamedTuple):
 
 
 class Reader:
-    """Mutable, on the event loop of its ``search``. ``state`` and ``step`` are functions because both move on between two queries."""
+    """Mutable, on the event loop of its ``search``. ``state``, ``step`` and ``decay`` are functions because all move on between two
+    queries."""
 
     def __init__(
-        self, *, search: SearchService, state: Callable[[], BankState], step: Callable[[], int], diversity: Diversity, seed: int
+        self,
+        *,
+        search: SearchService,
+        state: Callable[[], BankState],
+        step: Callable[[], int],
+        diversity: Diversity,
+        seed: int,
+        routing: Routing = Routing.TASK,
+        decay: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._search = search
         self._state = state
         self._step = step
+        self._decay = decay
         self._diversity = diversity
+        self._still = dataclasses.replace(diversity, dropout_p=0.0, explore_p=0.0)
         self._seed = seed
+        self._routing = routing
         self._reserved = Reservations()
-        self._picks = 0  # in this step: names the dropout draw
+        self._picks = 0  # in this step: names the draws
+        self.demoted = 0  # candidates of other families that were put back, for metrics
 
     async def retrieve(self, namespace: str, text: str, *, peek: bool) -> list[Shown]:
         """The experiences for a query, best first, re-ranked (paper Eq. 6). They are reserved, unless ``peek``: the same ranking with the
         counters as they stand, nothing drawn and nothing changed."""
         pick = functools.partial(self._pick, namespace, peek)
         wanted = self._diversity.k * self._diversity.oversample
-        return cast(list[Shown], await self._search.query(namespace, text, wanted, pick))
+        return cast(list[Shown], await self._search.query(self._sources(namespace), text, wanted, pick))
 
     async def nearest(self, namespace: str, text: str) -> Shown | None:
-        """The most similar entry, which is not reserved; None if the namespace has none."""
+        """The most similar entry, which is not reserved; None if there is none."""
         spare = 1 + self._diversity.oversample  # entries being replaced at this moment are found, but are not in the state
-        found = cast(list[Shown], await self._search.query(namespace, text, spare, functools.partial(self._nearest, namespace)))
+        found = cast(list[Shown], await self._search.query(self._sources(namespace), text, spare, self._nearest))
         return found[0] if found else None
+
+    def _sources(self, namespace: str) -> tuple[str, ...]:
+        home = self._routing.home(namespace)
+        if self._routing is not Routing.MIXED:
+            return (home,)
+        return (home, *(name for name in self._state().spaces if name != home))
 
     def release(self, episodes: Sequence[Episode]) -> None:
         """Give back what finished episodes had reserved."""
@@ -70,34 +107,45 @@ class Reader:
         """Forget every reservation."""
         self._reserved.clear()
 
-    def _nearest(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:
-        space = self._state().space(namespace)
-        live = [c for c in candidates if c.id in space]
-        return self._texts(namespace, nearest(live, k=1, min_similarity=self._diversity.min_similarity))
+    def _nearest(self, candidates: list[Candidate]) -> list[Shown]:
+        return self._texts(nearest(self._live(candidates), k=1, min_similarity=self._diversity.min_similarity))
 
     def _pick(self, namespace: str, peek: bool, candidates: list[Candidate]) -> list[Shown]:
-        d = self._diversity
-        state, step = self._state(), self._step()
-        live = [c for c in candidates if c.id in state.space(namespace)]
-        usage = {c.id: state.usage.get(c.id, Usage()) for c in live}
+        how = self._still if peek else self._diversity
+        step = self._step()
         self._picks += not peek
-        dropout_p = 0.0 if peek else d.dropout_p
-        picked = rerank(
-            live,
-            {c.id: usage[c.id].shown + (0 if peek else self._reserved.count(c.id)) for c in live},
-            {c.id: usage[c.id].last_shown_step for c in live},
-            step=step,
-            lambda_count=d.lambda_count,
-            recent_steps=d.recent_steps,
-            k=d.k,
-            min_similarity=d.min_similarity,
-            dropout_p=dropout_p,
-            rng=np.random.default_rng(derive_seed(self._seed, step, self._picks)) if dropout_p > 0 else None,
-        )
+        chance = how.dropout_p > 0 or how.explore_p > 0
+        rng = np.random.default_rng(derive_seed(self._seed, step, self._picks)) if chance else None
+        picked = rerank(self._live(candidates), self._standings(namespace, candidates, peek), step=step, how=how, rng=rng)
         for candidate in () if peek else picked:
             self._reserved.take(candidate.id, step=step)
-        return self._texts(namespace, picked)
+        return self._texts(picked)
 
-    def _texts(self, namespace: str, candidates: Sequence[Candidate]) -> list[Shown]:
-        space = self._state().space(namespace)
-        return [Shown(c.id, space[c.id].text, c.similarity) for c in candidates if c.id in space]
+    def _live(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        state = self._state()
+        return [c for c in candidates if state.find(c.id) is not None]
+
+    def _standings(self, reader: str, candidates: Sequence[Candidate], peek: bool) -> dict[str, Standing]:
+        state, step, decay = self._state(), self._step(), self._decay()
+        how, home = self._diversity, self._routing.home(reader)
+        harm: dict[str, bool] = {}
+        standings: dict[str, Standing] = {}
+        for candidate in candidates:
+            entry = state.find(candidate.id)
+            if entry is None:
+                continue
+            if self._routing is Routing.MIXED and entry.namespace != home and entry.namespace not in harm:
+                harm[entry.namespace] = harmful(state, reader, entry.namespace, min_episodes=how.foreign_min_episodes)
+            hurts = harm.get(entry.namespace, False)
+            self.demoted += hurts and not peek
+            usage = state.usage.get(entry.id, Usage())
+            age = max(0, step - usage.last_shown_step) if usage.shown else 0
+            handed = usage.shown + (0 if peek else self._reserved.count(entry.id))
+            worth = utility(usage, decay=decay, age=age)
+            standings[entry.id] = Standing(handed, usage.last_shown_step, worth, entry.outcome, how.foreign_penalty * hurts)
+        return standings
+
+    def _texts(self, candidates: Sequence[Candidate]) -> list[Shown]:
+        state = self._state()
+        entries = ((c, state.find(c.id)) for c in candidates)
+        return [Shown(c.id, entry.text, c.similarity) for c, entry in entries if entry is not None]

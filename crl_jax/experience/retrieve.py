@@ -25,8 +25,14 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Diversity:
-    """Settings of Eq. 6. ``oversample`` is N of the N*k candidates asked from the index; ``recent_steps`` 0 switches the recency term
-    off."""
+    """How picks are made. ``oversample`` is N of the N*k candidates asked from the index (paper Eq. 6: ``lambda_count``, and
+    ``recent_steps``, 0 switches recency off). The rest is not in the paper and off by default:
+
+    ``utility_weight`` moves an entry by so many ranks per unit of success above one half; ``min_utility`` drops entries of less success;
+    ``explore_p`` is the share of queries whose first pick is the candidate shown least; ``dropout_p`` the chance that a recent winner goes
+    to the end. With ``contrast`` the picks begin with the best entry that comes from a success and the best that comes from a failure.
+    An entry of another family goes ``foreign_penalty`` ranks back once ``foreign_min_episodes`` episodes say that it hurts (``transfer``).
+    """
 
     k: int = 1
     oversample: int = 16
@@ -34,44 +40,87 @@ class Diversity:
     recent_steps: int = 1
     min_similarity: float = -1.0
     dropout_p: float = 0.0
+    utility_weight: float = 0.0
+    min_utility: float = 0.0
+    explore_p: float = 0.0
+    contrast: bool = False
+    foreign_penalty: float = 16.0
+    foreign_min_episodes: int = 16
+
+
+class Standing(NamedTuple):
+    """What is known of a candidate beside its similarity: episodes it was handed to, when last (-1: never), the posterior mean of their
+    success, whether it comes from a success (None: neither), and ranks it is put back."""
+
+    shown: int = 0
+    last_shown_step: int = -1
+    utility: float = 0.5
+    outcome: bool | None = None
+    penalty: float = 0.0
+
+
+_UNKNOWN = Standing()
 
 
 def rerank(
     candidates: Sequence[Candidate],
-    shown_counts: Mapping[str, int],
-    last_shown_step: Mapping[str, int],
+    standings: Mapping[str, Standing],
     *,
     step: int,
-    lambda_count: float,
-    recent_steps: int,
-    k: int,
-    min_similarity: float = -1.0,
-    dropout_p: float = 0.0,
+    how: Diversity,
     rng: np.random.Generator | None = None,
 ) -> list[Candidate]:
-    """The ``k`` best by ``s_rank - lambda * log(1 + c) - 1[recent]`` with ``s_rank = -rank`` (rank 0 = most similar); paper Eq. 6.
+    """The ``k`` best by ``s_rank - lambda * log(1 + c) - 1[recent]`` with ``s_rank = -rank`` (rank 0 = most similar); paper Eq. 6, and
+    what ``how`` adds to it.
 
     ``recent`` means shown less than ``recent_steps`` steps before ``step``. Ties keep the similarity order. Candidates below
-    ``min_similarity`` are dropped first. With ``dropout_p`` > 0 a recent winner moves to the end of the list with that probability (draws
-    from ``rng``). Raises ValueError for k < 1 or for dropout without ``rng``.
+    ``min_similarity`` or ``min_utility`` are dropped first. Raises ValueError for k < 1, or for a chance (``dropout_p``, ``explore_p``)
+    without ``rng``.
     """
-    if k < 1:
-        raise ValueError(f"k={k}: ask for at least one experience")
-    if dropout_p > 0 and rng is None:
-        raise ValueError("dropout_p > 0 needs a seeded rng")
-    kept = sorted((c for c in candidates if c.similarity >= min_similarity), key=lambda c: -c.similarity)
-
-    def recent(candidate: Candidate) -> bool:
-        last = last_shown_step.get(candidate.id, -1)
-        return last >= 0 and step - last < recent_steps
+    if how.k < 1:
+        raise ValueError(f"k={how.k}: ask for at least one experience")
+    if (how.dropout_p > 0 or how.explore_p > 0) and rng is None:
+        raise ValueError("dropout_p or explore_p > 0 needs a seeded rng")
+    known = {c.id: standings.get(c.id, _UNKNOWN) for c in candidates}
+    kept = [c for c in candidates if c.similarity >= how.min_similarity and known[c.id].utility >= how.min_utility]
+    kept.sort(key=lambda c: -c.similarity)
 
     def score(rank: int) -> float:
-        return -rank - lambda_count * math.log1p(shown_counts.get(kept[rank].id, 0)) - float(recent(kept[rank]))
+        s = known[kept[rank].id]
+        recent = s.last_shown_step >= 0 and step - s.last_shown_step < how.recent_steps
+        paper = -rank - how.lambda_count * math.log1p(s.shown) - float(recent)
+        return paper + how.utility_weight * (s.utility - 0.5) - s.penalty
 
     ranked = [kept[rank] for rank in sorted(range(len(kept)), key=lambda rank: -score(rank))]
-    if rng is not None and dropout_p > 0 and len(ranked) > 1 and recent(ranked[0]) and rng.random() < dropout_p:
+    if how.contrast:
+        ranked = _contrasted(ranked, known)
+    if rng is not None:
+        ranked = _chanced(ranked, known, step, how, rng)
+    return ranked[: how.k]
+
+
+def _contrasted(ranked: list[Candidate], known: Mapping[str, Standing]) -> list[Candidate]:
+    """The best of a success and the best of a failure first, in their order; the rest as it was."""
+    first = [next((c for c in ranked if known[c.id].outcome is outcome), None) for outcome in (True, False)]
+    pair = [c for c in ranked if c in first]
+    return [*pair, *(c for c in ranked if c not in pair)]
+
+
+def _chanced(
+    ranked: list[Candidate], known: Mapping[str, Standing], step: int, how: Diversity, rng: np.random.Generator
+) -> list[Candidate]:
+    """One draw for each chance that is on, whatever the candidates are, so that a query's draws do not depend on the bank."""
+    explore = how.explore_p > 0 and rng.random() < how.explore_p
+    drop = how.dropout_p > 0 and rng.random() < how.dropout_p
+    if len(ranked) < 2:
+        return ranked
+    last = known[ranked[0].id].last_shown_step
+    if drop and last >= 0 and step - last < how.recent_steps:
         ranked = [*ranked[1:], ranked[0]]
-    return ranked[:k]
+    if explore:
+        novel = min(ranked, key=lambda c: known[c.id].shown)
+        ranked = [novel, *(c for c in ranked if c is not novel)]
+    return ranked
 
 
 def nearest(candidates: Sequence[Candidate], *, k: int, min_similarity: float = -1.0) -> list[Candidate]:

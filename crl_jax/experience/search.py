@@ -25,7 +25,7 @@ Pick = Callable[[list[Candidate]], object]
 
 
 class _Query(NamedTuple):
-    namespace: str
+    namespaces: tuple[str, ...]
     text: str
     k: int
     pick: Pick
@@ -67,12 +67,12 @@ class SearchService:
         self._last: asyncio.Task[None] | None = None
         self.latency_s = 0.0  # sum over queries
 
-    async def query(self, namespace: str, text: str, k: int, pick: Pick) -> object:
-        """The result of ``pick(candidates)``, called on the event loop in the order of the queries. Raises TimeoutError after the
-        deadline."""
+    async def query(self, namespaces: tuple[str, ...], text: str, k: int, pick: Pick) -> object:
+        """The result of ``pick(candidates)``, called on the event loop in the order of the queries; the candidates are the ``k`` nearest of
+        all ``namespaces`` together. Raises TimeoutError after the deadline."""
         started = self._clock()
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._open.append(_Query(namespace, text, k, pick, answer))
+        self._open.append(_Query(namespaces, text, k, pick, answer))
         if len(self._open) >= self._batch_size:
             self._flush()
         elif self._timer is None:
@@ -146,7 +146,8 @@ class SearchService:
     async def _search(self, batch: list[_Query], vectors: Float[np.ndarray, "q d"], worker: int) -> list[list[Candidate]]:
         by_namespace: dict[str, list[int]] = {}
         for i, query in enumerate(batch):
-            by_namespace.setdefault(query.namespace, []).append(i)
+            for namespace in query.namespaces:
+                by_namespace.setdefault(namespace, []).append(i)
         index = self._index()
 
         def run() -> list[list[Candidate]]:
@@ -154,7 +155,7 @@ class SearchService:
             for namespace, rows in by_namespace.items():
                 hits = index.search(vectors[rows], max(batch[i].k for i in rows), namespace=namespace)
                 for i, row in zip(rows, hits, strict=True):
-                    found[i] = row[: batch[i].k]
+                    found[i] = sorted([*found[i], *row], key=lambda c: -c.similarity)[: batch[i].k] if found[i] else row[: batch[i].k]
             return found
 
         return await asyncio.get_running_loop().run_in_executor(self._workers[worker], run)

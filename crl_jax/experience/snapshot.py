@@ -13,12 +13,18 @@ import sqlite3
 from crl_jax.experience.store import Store, StoreError
 
 
-def copy_of(path: pathlib.Path) -> Store:
-    """A store in memory that starts with what the file holds now. Raises StoreError when there is no usable file."""
+def copy_of(path: pathlib.Path, *, revision: int | None = None) -> Store:
+    """A store in memory that starts with what the file holds now, or held at a ``revision`` of the past.
+
+    Raises StoreError when there is no usable file, ValueError when it never was at that revision.
+    """
     if not path.is_file():
         raise StoreError(f"{path} does not exist: the bank of this run was moved or deleted; restore it from a backup")
-    Store.open(path).close()  # raises for a damaged or foreign file
+    Store.open(path, read_only=True).close()  # raises for a damaged or foreign file
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with contextlib.closing(sqlite3.connect(path, timeout=10.0)) as source:
         source.backup(copy)
-    return Store(copy, f"the copy of {path}")
+    store = Store(copy, f"the copy of {path}")
+    if revision is not None:
+        store.rewind(revision)
+    return store

@@ -15,8 +15,10 @@ import numpy as np
 from jaxtyping import Float
 
 from crl_jax.experience import bank
-from crl_jax.experience.bank import Author, BankState, Eviction, Problem
+from crl_jax.experience.bank import Author, BankState, Guided, Problem
+from crl_jax.experience.eviction import Eviction, plan_eviction
 from crl_jax.experience.index import Index, has_direction
+from crl_jax.experience.merging import MergePolicy, Redundancy, redundancy
 from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.store import Change, Observation, Store
 from crl_jax.records import BankOp, Experience, Generation, OpKind
@@ -34,11 +36,12 @@ class Written(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WritePolicy:
-    """``capacity`` per namespace. ``dedup_cosine`` > 1 switches de-duplication off; ``keep_better`` keeps an older entry of utility >
-    0.5."""
+    """``capacity`` per namespace; ``protect_rare`` as in `plan_eviction`. ``dedup_cosine`` > 1 switches de-duplication off;
+    ``keep_better`` keeps an older entry of utility > 0.5."""
 
     capacity: int = 20_000
     eviction: Eviction = Eviction.FIFO
+    protect_rare: float = 0.1
     dedup_cosine: float = 0.95
     keep_better: bool = False
 
@@ -83,8 +86,18 @@ class Writer:
         old, self.index, self.state = self.index, index, state
         old.close()
 
-    def write(self, ops: Sequence[BankOp], *, namespace: str, author: Author, generations: Sequence[Generation] = ()) -> Written:
-        """Apply one batch of operations of one generation; ``generations`` are stored in the same transaction."""
+    def write(
+        self,
+        ops: Sequence[BankOp],
+        *,
+        namespace: str,
+        author: Author,
+        generations: Sequence[Generation] = (),
+        distilled: Sequence[str] = (),
+        reason: str = "",
+    ) -> Written:
+        """Apply one batch of operations of one author. ``generations`` are stored, and the episodes ``distilled`` leave the inbox, in the
+        same transaction. With ``reason`` "dedup" new entries inherit the usage of those they replace."""
         texts = [op.text for op in ops if op.text.strip()]
         embedded = dict(zip(texts, self._embedder.embed(texts), strict=True)) if texts else {}
         batch = _Batch(self.state, namespace, author, self.index, self._policy)
@@ -93,9 +106,15 @@ class Writer:
             if vector is not None and not has_direction(vector):
                 batch.problems.append(Problem("unembeddable_text", op.text[:80]))
             else:
-                batch.apply(op, op_index, vector)
+                batch.apply(op, op_index, vector, reason)
         batch.evict()
-        self._store.commit(batch.changes, vectors=batch.vectors, fingerprint=self._embedder.fingerprint, generations=generations)
+        self._store.commit(
+            batch.changes,
+            vectors=batch.vectors,
+            fingerprint=self._embedder.fingerprint,
+            generations=generations,
+            distilled=distilled,
+        )
         stale = [i for i in batch.retired if i not in batch.vectors and i not in self.unsearchable]
         fresh = {entry.id: batch.vectors[entry.id] for entry in batch.written if entry.id not in batch.retired}
         if fresh:  # before the removal: knowledge is replaced, never missing in between
@@ -104,14 +123,52 @@ class Writer:
         if stale:
             self.index.remove(stale)
         self.unsearchable.difference_update(batch.retired)
-        return Written(tuple(batch.written), tuple(batch.retired), batch.duplicates, batch.evicted, tuple(batch.problems))
+        return Written(tuple(batch.written), tuple(batch.retired), batch.duplicated, batch.evicted, tuple(batch.problems))
 
-    def observe(self, shown: Sequence[tuple[str, bool]], *, step: int) -> None:
-        """Count finished episodes: pairs (experience id, success)."""
-        state = bank.observe(self.state, shown, step=step)
+    def observe(self, guided: Sequence[Guided], *, step: int, decay: float = 1.0) -> None:
+        """Count finished episodes (`bank.observe`)."""
+        known = [item for item in guided if not item.experience_id or self.state.find(item.experience_id) is not None]
+        state = bank.observe(self.state, known, step=step, decay=decay)
         if state is not self.state:
-            self._store.commit([Observation(self.state.revision, tuple(shown), step, state)])
+            self._store.commit([Observation(self.state.revision, tuple(known), step, state, decay)])
             self.state = state
+
+    def redundancy(self, namespace: str, policy: MergePolicy, *, seed: int) -> Redundancy:
+        """How redundant a namespace is, by a seeded sample of its entries."""
+        ids = list(self.state.space(namespace))
+        if len(ids) > policy.sample:
+            picks: list[int] = np.random.default_rng(seed).choice(len(ids), policy.sample, replace=False).tolist()
+            ids = [ids[n] for n in sorted(picks)]
+        vectors = self.vectors(ids)
+        return redundancy(self.index, vectors, namespace=namespace, cosine=policy.cosine, largest=policy.chunk)
+
+    def deduplicate(self, namespace: str) -> int:
+        """Replace every group of entries that are duplicates by the policy with one entry; returns how many entries left. The text, the
+        author and so the credit are those of the group's best entry: of the highest utility if ``keep_better``, else of the newest."""
+        total = 0
+        while left := self._dedup_pass(namespace):  # a group larger than one search finds takes another pass
+            total += left
+        return total
+
+    def _dedup_pass(self, namespace: str) -> int:
+        left = 0
+        for start in list(self.state.space(namespace)):
+            space = self.state.space(namespace)
+            vector = self.vectors([start]).get(start) if start in space else None
+            same = _Batch(self.state, namespace, Author("", 0, 0), self.index, self._policy).duplicates(vector)
+            if len(same) < 2:
+                continue
+            usage = {i: bank.utility(self.state.usage[i]) if i in self.state.usage else 0.5 for i in same}
+            kept = space[max(same, key=lambda i: (usage[i] if self._policy.keep_better else 0.0, i))]
+            author = Author(kept.generation_id, kept.author_version, kept.step, kept.episode_ids, kept.outcome)
+            done = self.write([BankOp(OpKind.UPDATE, kept.text, same)], namespace=namespace, author=author, reason="dedup")
+            left += len(done.retired) - len(done.written)
+        return left
+
+    def vectors(self, ids: Sequence[str]) -> dict[str, Float[np.ndarray, " d"]]:
+        """Stored embeddings of entries, as far as there are usable ones."""
+        found, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim, ids=ids)
+        return {i: found[i] for i in ids if i in found}
 
 
 class _Batch:
@@ -128,14 +185,14 @@ class _Batch:
         self.written: list[Experience] = []
         self.retired: list[str] = []
         self.problems: list[Problem] = []
-        self.duplicates = 0
+        self.duplicated = 0
         self.evicted = 0
 
-    def apply(self, op: BankOp, op_index: int, vector: Float[np.ndarray, " d"] | None) -> None:
-        same = self._duplicates(vector) if op.kind is OpKind.ADD and vector is not None else ()
-        reason = "dedup" if same else ""
+    def apply(self, op: BankOp, op_index: int, vector: Float[np.ndarray, " d"] | None, reason: str) -> None:
+        same = self.duplicates(vector) if op.kind is OpKind.ADD else ()
+        reason = "dedup" if same else reason
         if same:
-            self.duplicates += 1
+            self.duplicated += 1
             better = (
                 self._policy.keep_better and max(bank.utility(self.state.usage[i]) if i in self.state.usage else 0.5 for i in same) > 0.5
             )
@@ -144,7 +201,9 @@ class _Batch:
 
     def evict(self) -> None:
         policy = self._policy
-        gone = bank.plan_eviction(self.state, self._namespace, capacity=policy.capacity, policy=policy.eviction)
+        gone = plan_eviction(
+            self.state, self._namespace, capacity=policy.capacity, policy=policy.eviction, protect_rare=policy.protect_rare
+        )
         if gone:
             self.evicted = len(gone)
             self._log(BankOp(OpKind.RETIRE, "", gone), 0, "evict", None)
@@ -161,9 +220,9 @@ class _Batch:
             self.written.append(applied.written)
             self.vectors[applied.written.id] = vector
 
-    def _duplicates(self, vector: Float[np.ndarray, " d"]) -> tuple[str, ...]:
+    def duplicates(self, vector: Float[np.ndarray, " d"] | None) -> tuple[str, ...]:
         """Live entries of this namespace at least ``dedup_cosine`` similar: in the index, or written earlier in this batch."""
-        if self._policy.dedup_cosine > 1:
+        if vector is None or self._policy.dedup_cosine > 1:
             return ()
         space = self.state.space(self._namespace)
         hits = self._index.search(vector[None, :], 8, namespace=self._namespace)[0]

@@ -8,6 +8,7 @@ from experience_toys import HashEmbedder, ScriptedSampler, decode, episode, rend
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.index import ExactIndex
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.store import Store
 from crl_jax.experience.writer import WritePolicy
@@ -37,7 +38,7 @@ def echo(prompt):
 
 def build(reply=echo, delay=lambda prompt: 0.0, *, store=None, embedder=None, index=ExactIndex, buffer=None, **options):
     embedder = embedder or HashEmbedder()
-    settings = {"merge_every_steps": 0, "diversity": Diversity(recent_steps=0), "write": WritePolicy(dedup_cosine=2.0), **options}
+    settings = {"merge": MergePolicy(0), "diversity": Diversity(recent_steps=0), "write": WritePolicy(dedup_cosine=2.0), **options}
     return ExperienceManager(
         store=store or Store.open(":memory:"),
         embedder=embedder,

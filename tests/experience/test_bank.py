@@ -3,7 +3,8 @@
 import pytest
 
 from crl_jax.experience import bank
-from crl_jax.experience.bank import Author, BankState, Eviction, plan_eviction
+from crl_jax.experience.bank import Author, BankState, Guided
+from crl_jax.experience.eviction import Eviction, plan_eviction
 from crl_jax.records import BankOp, OpKind, Usage
 
 AUTHOR = Author("g1", 3, 5, ("e1",))
@@ -29,7 +30,7 @@ def test_add_writes_a_named_entry():
     assert done.state.revision == 1
     assert done.written == done.state.find("x00000001-2")
     assert (done.written.generation_id, done.written.author_version, done.written.step, done.written.episode_ids) == ("g1", 3, 5, ("e1",))
-    assert BankState() == BankState({}, {}, 0)
+    assert BankState() == BankState(revision=0)
 
 
 def test_update_replaces_its_targets_by_one_entry():
@@ -91,23 +92,66 @@ def test_X10_writes_are_scoped(kind):
 
 def test_usage_is_counted_for_live_entries_and_starts_anew_unless_inherited():
     state = filled("a", "b")
-    state = bank.observe(state, [("x00000001-0", True), ("x00000001-0", False), ("gone", True)], step=9)
-    assert state.usage == {"x00000001-0": Usage(2, 1, 9)}
+    state = bank.observe(state, [Guided("x00000001-0", True), Guided("x00000001-0", False), Guided("gone", True)], step=9)
+    assert dict(state.usage) == {"x00000001-0": Usage(2, 1, 9, 2.0, 1.0)}
     assert state.revision == 3
-    assert bank.observe(state, [("gone", True)], step=9) is state
-    assert run(state, OpKind.UPDATE, "new", ["x00000001-0"]).state.usage == {}
+    assert bank.observe(state, [Guided("gone", True)], step=9) is state
+    assert dict(run(state, OpKind.UPDATE, "new", ["x00000001-0"]).state.usage) == {}
     heir = run(state, OpKind.UPDATE, "new", ["x00000001-0", "x00000002-0"], inherit_usage=True)
-    assert heir.state.usage == {heir.written.id: Usage(2, 1, 9)}
+    assert dict(heir.state.usage) == {heir.written.id: Usage(2, 1, 9, 2.0, 1.0)}
 
 
 def test_eviction_order():
     state = filled("a", "b", "c", "d")
     a, b, c, d = state.space("room")
-    state = bank.observe(state, [(a, True), (b, False), (c, True)], step=8)
-    state = bank.observe(state, [(a, True)], step=9)
+    state = bank.observe(state, [Guided(a, True), Guided(b, False), Guided(c, True)], step=8)
+    state = bank.observe(state, [Guided(a, True)], step=9)
     assert plan_eviction(state, "room", capacity=4, policy=Eviction.FIFO) == ()
     assert plan_eviction(state, "room", capacity=2, policy=Eviction.FIFO) == (a, b)
     assert plan_eviction(state, "room", capacity=2, policy=Eviction.LRU) == (b, c)
     assert plan_eviction(state, "room", capacity=3, policy=Eviction.UTILITY) == (b,)
     assert plan_eviction(state, "room", capacity=1, policy=Eviction.LRU) == (b, c, a), "the newest stays"
     assert d in state.space("room")
+
+
+def test_a_large_namespace_is_emptied_by_a_hundredth_at_once():
+    state = filled(*map(str, range(201)))
+    gone = plan_eviction(state, "room", capacity=200, policy=Eviction.FIFO)
+    assert gone == tuple(list(state.space("room"))[:3])
+
+
+def test_rare_successes_are_evicted_last():
+    state = BankState()
+    for n in range(10):
+        author = AUTHOR._replace(outcome=n == 2)
+        state = bank.apply(state, BankOp(OpKind.ADD, str(n)), namespace="room", author=author).state
+    ids = list(state.space("room"))
+    plan = lambda capacity, share: plan_eviction(state, "room", capacity=capacity, policy=Eviction.FIFO, protect_rare=share)  # noqa: E731
+    assert plan(6, 0.1) == (ids[0], ids[1], ids[3], ids[4])
+    assert plan(6, 0.0) == plan(6, 0.05) == (*ids[:4],), "one in ten is not rare at a share of 0.05"
+    assert plan(1, 0.1) == (ids[0], ids[1], *ids[3:9], ids[2]), "protected, not immortal"
+
+
+def test_recent_counts_fade_with_steps_and_so_does_the_utility():
+    state = bank.observe(filled("a"), [Guided("x00000001-0", True)], step=4, decay=0.5)
+    state = bank.observe(state, [Guided("x00000001-0", False)], step=6, decay=0.5)
+    usage = state.usage["x00000001-0"]
+    assert usage == Usage(2, 1, 6, 1.25, 0.25)  # by hand: 0.5 ** 2 = a quarter of the first episode is left
+    assert bank.utility(usage) == 1.25 / 3.25
+    assert bank.utility(usage, decay=0.5, age=1) == 1.125 / 2.625
+    assert bank.utility(Usage()) == 0.5
+
+
+def test_votes_retire_what_falls_below_zero():
+    state = filled("a", "b")
+    a, b = state.space("room")
+    up = run(state, OpKind.UPVOTE, targets=[a, a]).state
+    assert (up.usage[a].votes, up.revision) == (1, 3)
+    down = run(up, OpKind.DOWNVOTE, targets=[a, b])
+    assert (list(down.state.space("room")), down.retired, down.state.revision) == ([a], (b,), 4)
+    assert down.state.usage[a].votes == 0
+    assert b not in down.state.usage
+    nothing = run(state, OpKind.DOWNVOTE, targets=["gone"])
+    assert nothing.state is state
+    assert [p.code for p in nothing.problems] == ["unknown_target", "vote_without_target"]
+    assert run(state, OpKind.UPVOTE, targets=[a], namespace="other").state is state, "X10: votes are scoped too"

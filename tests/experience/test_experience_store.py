@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl_jax.experience import bank
-from crl_jax.experience.bank import Author, BankState
+from crl_jax.experience import bank, bank_json
+from crl_jax.experience.bank import Author, BankState, Guided
 from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Change, Observation, Store, StoreError
+from crl_jax.experience.verify import verify
 from crl_jax.records import BankOp, Generation, GenerationKind, OpKind
 
 GENERATION = Generation("g1", GenerationKind.MERGE, (5, 6), (7, 8, 0), (-0.5, -1.25, -0.0), (3, 3, 4), 9, "broken")
@@ -34,16 +35,17 @@ def write(store, state, op, *, namespace="room", inherit_usage=False, generation
 
 
 def look(store, state, shown, step):
-    after = bank.observe(state, shown, step=step)
+    known = [g for g in shown if not g.experience_id or state.find(g.experience_id)]
+    after = bank.observe(state, shown, step=step, decay=0.97)
     if after is not state:
-        store.commit([Observation(state.revision, tuple(shown), step, after)])
+        store.commit([Observation(state.revision, tuple(known), step, after, 0.97)])
     return after
 
 
 def ordered(state: BankState):
     """Everything, in order: plain equality of mappings would ignore the order of entries."""
     spaces = {name: list(space.items()) for name, space in state.spaces.items()}
-    return spaces, dict(state.usage), state.revision
+    return spaces, dict(state.usage), dict(state.transfer), state.revision
 
 
 STEPS = st.lists(
@@ -56,16 +58,21 @@ STEPS = st.lists(
 @given(STEPS, st.data())
 def test_replay_and_rewind_equal_the_history(steps, data):
     store, state = Store.open(":memory:"), BankState()
+    store.commit([], generations=[GENERATION])
     history, ids = {0: state}, []
     for kind, namespace, picks, flag in steps:
         targets = tuple(ids[p % len(ids)] for p in picks) if ids else ()
         if kind == "observe":
-            state = look(store, state, [(target, flag) for target in targets], len(ids))
+            seen = [Guided(target, flag, f"e{n}", "a", 0.5) for n, target in enumerate(targets)] + [Guided("", flag, "free", namespace)]
+            state = look(store, state, seen, len(ids))
         else:
             state = write(store, state, BankOp(kind, f"text {state.revision}", targets), namespace=namespace, inherit_usage=flag)
         history[state.revision] = state
         ids += [i for space in state.spaces.values() for i in space if i not in ids]
         assert ordered(store.load()) == ordered(state)
+        assert bank_json.to_json(store.load()) == bank_json.to_json(state)
+        assert bank_json.from_json(bank_json.to_json(state)) == state
+    assert verify(store).faults == ()
     for revision, past in history.items():
         assert ordered(store.at_revision(revision)) == ordered(past)
     back = data.draw(st.sampled_from(sorted(history)))
@@ -74,6 +81,7 @@ def test_replay_and_rewind_equal_the_history(steps, data):
     assert ordered(store.load()) == ordered(store.at_revision(back + 1)) == ordered(after)
     assert set(store.vectors(fingerprint="f", dim=3)[0]) == {i for space in after.spaces.values() for i in space}
     assert len(store.log(abandoned=True)) >= len(store.log())
+    assert verify(store).faults == ()
     store.close()
 
 
@@ -182,8 +190,8 @@ def test_Z02_no_file_of_a_store_can_run_code(tmp_path):
 WRITER = """
 import sys
 import numpy as np
-from crl_jax.experience import bank
-from crl_jax.experience.bank import Author, BankState
+from crl_jax.experience import bank, bank_json
+from crl_jax.experience.bank import Author, BankState, Guided
 from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Change, Store
 from crl_jax.records import BankOp, OpKind

@@ -8,6 +8,7 @@ import pytest
 from experience_toys import HashEmbedder, decode, episode
 from manager_toys import NOTHING, add, build, echo, observation, run, teach, texts, update
 
+from crl_jax.experience.bank import Tally
 from crl_jax.experience.index import ExactIndex
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.writer import WritePolicy
@@ -22,12 +23,13 @@ def test_lessons_are_written_found_counted_and_credited(index):
             (shown,) = await manager.retrieve("room", "which door needs a key")
             assert shown.text == "red door needs key"
             assert shown.similarity > 0.5
-            assert manager.state.usage == {}
+            assert not manager.state.usage
             manager.on_step(3)
             await manager.observe(
                 [episode("f", shown=[shown.id]), episode("g", shown=[shown.id], success=False), episode("h", success=False)]
             )
-            assert manager.state.usage == {shown.id: Usage(2, 1, 3)}
+            assert dict(manager.state.usage) == {shown.id: Usage(2, 1, 3, 2.0, 1.0)}
+            assert dict(manager.state.transfer) == {("room", "room"): Tally(2, 1), ("room", ""): Tally(1, 0)}
             assert await manager.pop_batch() is None
             await manager.observe([episode("i", shown=list(manager.state.space("room")))])
             door, lava = await manager.pop_batch()
@@ -48,7 +50,7 @@ def test_env_errors_count_nothing():
             await teach(manager, "a lesson")
             (shown,) = await manager.retrieve("room", "lesson")
             await manager.observe([episode(shown=[shown.id], status=Status.ENV_ERROR, success=False)])
-            assert manager.state.usage == {}
+            assert not manager.state.usage
             assert len(manager.buffer) == 0
 
     run(story())

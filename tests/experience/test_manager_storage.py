@@ -13,6 +13,7 @@ from manager_toys import build, echo, merging, run, teach, texts, update
 
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.calls import ExtractorPromptTooLong
+from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.store import Store, StoreError
 
 
@@ -228,7 +229,7 @@ def test_a_question_is_answered_while_its_nearest_entry_is_being_replaced():
 
 def test_a_merge_under_way_is_finished_by_closing():
     async def story():
-        manager = build(merging, lambda prompt: 0.05, merge_every_steps=5)
+        manager = build(merging, lambda prompt: 0.05, merge=MergePolicy(5))
         await manager.start()
         await teach(manager, "a", "b")
         manager.on_step(5)

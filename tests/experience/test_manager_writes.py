@@ -5,7 +5,8 @@ import asyncio
 from experience_toys import decode, episode
 from manager_toys import add, build, echo, merging, run, teach, texts, update
 
-from crl_jax.experience.bank import Eviction
+from crl_jax.experience.eviction import Eviction
+from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.records import GenerationKind, Usage
 
@@ -20,7 +21,7 @@ def test_duplicates_replace_the_older_entry_and_keep_its_usage():
             assert texts(manager) == ["red is the door"]
             (new,) = manager.state.space("room").values()
             assert new.parents == (old,)
-            assert manager.state.usage == {new.id: Usage(1, 1, 0)}
+            assert dict(manager.state.usage) == {new.id: Usage(1, 1, 0, 1.0, 1.0)}
             assert manager.stats()["dedups"] == 1
             assert [s.id for s in await manager.retrieve("room", "door")] == [new.id]
 
@@ -63,7 +64,7 @@ def test_capacity_evicts():
 
 def test_merge_carries_results_on_and_credits_each_output_to_its_own_generation():
     async def story():
-        async with build(merging, merge_chunk=3) as manager:
+        async with build(merging, merge=MergePolicy(0, 3)) as manager:
             await teach(manager, "a1", "b2", "c3", "d4", "e5")
             assert await manager.merge("room") == 2
             assert texts(manager) == ["a1 b2 c3 d4 e5"]
@@ -82,7 +83,7 @@ def test_merge_carries_results_on_and_credits_each_output_to_its_own_generation(
 
 def test_a_chunk_that_fails_keeps_its_entries_and_stops_the_carry():
     async def story():
-        async with build(merging, merge_chunk=2) as manager:
+        async with build(merging, merge=MergePolicy(0, 2)) as manager:
             await teach(manager, "a", "b", "fail", "d", "e", "f")
             assert await manager.merge("room") == 2
             assert texts(manager) == ["fail", "d", "a b", "e f"]
@@ -116,7 +117,7 @@ def test_merge_whose_source_vanished_meanwhile_is_refused():
 
 def test_merges_run_every_few_steps_in_the_background():
     async def story():
-        async with build(merging, merge_every_steps=5) as manager:
+        async with build(merging, merge=MergePolicy(5)) as manager:
             await teach(manager, "a", "b")
             await teach(manager, "c", "d", namespace="hall")
             manager.on_step(4)

@@ -5,14 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from crl_jax.experience.retrieve import Candidate, Reservations, nearest, rerank
+from crl_jax.experience.retrieve import Candidate, Diversity, Reservations, Standing, nearest, rerank
 
 FOUR = [Candidate(name, 0.9 - 0.1 * n) for n, name in enumerate("abcd")]
-PLAIN = {"step": 10, "lambda_count": 0.4, "recent_steps": 2, "k": 4}
+PLAIN = {"lambda_count": 0.4, "recent_steps": 2, "k": 4}
 
 
-def order(counts=None, last=None, **changes):
-    return "".join(c.id for c in rerank(FOUR, counts or {}, last or {}, **{**PLAIN, **changes}))
+def order(counts=None, last=None, rng=None, *, utility=None, outcome=None, penalty=None, **changes):
+    sides = ((counts, 0), (last, -1), (utility, 0.5), (outcome, None), (penalty, 0.0))
+    standings = {c.id: Standing(*((side or {}).get(c.id, usual) for side, usual in sides)) for c in FOUR}
+    return "".join(c.id for c in rerank(FOUR, standings, step=10, how=Diversity(**(PLAIN | changes)), rng=rng))
 
 
 def test_without_usage_the_order_is_similarity():
@@ -39,7 +41,7 @@ def test_similarity_is_only_a_rank_but_has_a_floor():
 
 
 def test_unsorted_candidates_are_ranked_by_similarity():
-    assert [c.id for c in rerank(FOUR[::-1], {}, {}, **PLAIN)] == list("abcd")
+    assert [c.id for c in rerank(FOUR[::-1], {}, step=10, how=Diversity(**PLAIN))] == list("abcd")
 
 
 def test_dropout_is_seeded_and_moves_only_a_recent_winner():
@@ -49,6 +51,32 @@ def test_dropout_is_seeded_and_moves_only_a_recent_winner():
     assert order(dropout_p=1.0, rng=np.random.default_rng(0)) == "abcd"
     with pytest.raises(ValueError, match="rng"):
         order(dropout_p=0.5)
+
+
+def test_success_moves_an_entry_by_ranks_and_may_be_asked_for():
+    assert order(utility={"b": 0.9, "a": 0.3}, utility_weight=2.0) == "bacd"  # by hand: a -0.4, b -0.2, c -2, d -3
+    assert order(utility={"b": 0.9, "a": 0.3}) == "abcd"
+    assert order(utility={"a": 0.3, "c": 0.49}, min_utility=0.5) == "bd", "untried entries have 0.5"
+
+
+def test_a_foreign_entry_that_hurts_goes_back():
+    assert order(penalty={"a": 2.5}) == "bcad"
+
+
+def test_positive_and_negative_examples_together():
+    assert order(outcome={"a": True, "b": True, "d": False}, contrast=True) == "adbc"
+    assert order(outcome={"a": False, "c": True}, contrast=True, k=2) == "ac"
+    assert order(outcome={"b": True}, contrast=True) == "bacd"
+
+
+def test_exploration_is_seeded_and_shows_the_least_shown():
+    counts = {"a": 1, "b": 3, "c": 1, "d": 0}
+    firsts = [order(counts, rng=np.random.default_rng(seed), explore_p=0.25)[0] for seed in range(400)]
+    assert firsts == [order(counts, rng=np.random.default_rng(seed), explore_p=0.25)[0] for seed in range(400)]
+    assert set(firsts) == {"a", "d"}
+    assert 0.18 < firsts.count("d") / 400 < 0.32
+    with pytest.raises(ValueError, match="rng"):
+        order(explore_p=0.5)
 
 
 def test_nearest_is_what_evaluation_reads():
