@@ -207,8 +207,9 @@ def _readable(old: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _whole(table: str, row: tuple[Any, ...], new: sqlite3.Connection) -> bool:
-    if table == "entries":  # live ones come from the log; retired ones are kept for lineage and credit
-        return row[11] is not None and rows.checksum(row[:11]) == row[12]
+    if table == "entries":  # live ones come from the log; retired ones are kept for lineage and credit, the future's ids are given anew
+        proven = int(new.execute("SELECT value FROM meta WHERE key='revision'").fetchone()[0])
+        return row[11] is not None and row[10] <= proven and rows.checksum(row[:11]) == row[12]
     if table == "generations":
         return zlib.crc32(b"".join(row[4:8])) == row[8]
     if table == "embeddings":
