@@ -171,6 +171,29 @@ class Status(enum.Enum):
     ENV_ERROR = "env_error"
 
 
+class Decision(enum.Enum):
+    """What the actor decided about an experience it was offered, before its episode began (the gate, off by default)."""
+
+    ACCEPT = "accept"
+    REFINE = "refine"
+    REJECT = "reject"
+    NONE = "none"  # no decision: the answer could not be read, came too late, or the question did not fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One decision of the gate. ``text`` is what was shown instead of the entry's own words (refine only)."""
+
+    experience_id: str
+    decision: Decision
+    text: str = ""
+
+    @property
+    def shows(self) -> bool:
+        """Whether the episode read the entry, in its own or in refined words."""
+        return self.decision in (Decision.ACCEPT, Decision.REFINE)
+
+
 @dataclasses.dataclass(frozen=True)
 class Episode:
     """One finished episode. ``reward`` is None when nothing scored it (environment error)."""
@@ -188,6 +211,12 @@ class Episode:
     shown: tuple[str, ...] = ()  # experience ids placed in the prompt
     asks: tuple[str, ...] = ()  # generation ids of the search-and-ask answers given
     started_version: int = 0  # actor weight version when the episode started
+    verdicts: tuple[Verdict, ...] = ()  # of the gate, one for each entry retrieved; empty without a gate
+
+    @property
+    def handed(self) -> tuple[str, ...]:
+        """Entries retrieved for the episode: those it was shown and those the gate kept from it."""
+        return (*self.shown, *(verdict.experience_id for verdict in self.verdicts if not verdict.shows))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Editor:
         max_ops: int,
         max_chars: int,
         home: Callable[[str], str] = lambda namespace: namespace,
+        votes: bool = False,
     ) -> None:
         self._calls = calls
         self._writer = writer
@@ -63,6 +64,7 @@ class Editor:
         self._max_chars = max_chars
         self._home = home
         self.redundancy: dict[str, float] = {}  # share of near duplicates when it was last measured, by namespace
+        self._votes = votes
 
     async def distil(self, episode: Episode) -> Distilled:
         """Ask for the lessons of an episode. Changes nothing; `settle` does."""
@@ -125,7 +127,8 @@ class Editor:
         self, draft: Draft, shown: Sequence[str], namespace: str, *, episode: Episode | None = None, merging: bool = False
     ) -> Written:
         """Read a draft, write its operations, and tell the buffer when there was nothing to read or nothing to do."""
-        parsed = extractor.parse(draft.response, max_ops=self._max_ops, max_chars=self._max_chars)
+        votes = self._votes and not merging
+        parsed = extractor.parse(draft.response, max_ops=self._max_ops, max_chars=self._max_chars, allow_votes=votes)
         generation = self._named(draft, parsed.error)
         ops = self._resolved(parsed, shown, merging=merging)
         source = ((), None) if episode is None else ((episode.id,), episode.success)

@@ -8,14 +8,15 @@ between delimiters that it cannot close. Does not: sample, tokenise, or touch th
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import re
 import string
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
+from crl_jax.experience.prompt_file import load_texts
 from crl_jax.experience.protocols import Message
+from crl_jax.experience.strict import UNREADABLE, Rejected, answer_text, lesson_text, reason, strict_json
 from crl_jax.records import BankOp, OpKind, Turn
 
 DEFAULT_PROMPTS = pathlib.Path(__file__).with_name("extractor_prompts.json")
@@ -39,23 +40,7 @@ class ExtractorPrompts:
     @staticmethod
     def load(path: pathlib.Path = DEFAULT_PROMPTS) -> ExtractorPrompts:
         """Read the texts from a JSON file of this class's fields. Raises ValueError naming missing or unknown fields or what is no text."""
-        try:
-            content: object = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path.name} is not JSON in UTF-8: {error}") from error
-        if not isinstance(content, dict):
-            raise ValueError(f"{path.name} must hold one object of texts, not {type(content).__name__}")
-        found = cast(dict[str, str], content)
-        wrong = sorted(name for name, text in cast(dict[str, object], content).items() if not isinstance(text, str))
-        if wrong:
-            raise ValueError(f"{path.name}: {wrong} must be texts")
-        known = {field.name for field in dataclasses.fields(ExtractorPrompts)}
-        unknown = sorted(set(found) - known)
-        required = {f.name for f in dataclasses.fields(ExtractorPrompts) if f.default is dataclasses.MISSING}
-        missing = sorted(required - set(found))
-        if unknown or missing:
-            raise ValueError(f"{path.name}: unknown fields {unknown}, missing fields {missing}; the fields are {sorted(known)}")
-        return ExtractorPrompts(**found)
+        return load_texts(ExtractorPrompts, path)
 
 
 def as_data(text: str) -> str:
@@ -79,9 +64,13 @@ def numbered(texts: Sequence[str], none: str) -> str:
     return "\n".join(f"{n}. " + "\n   ".join(as_data(text).splitlines()) for n, text in enumerate(texts, 1)) or none
 
 
+def fill(text: str, slots: Mapping[str, object]) -> str:
+    """``text`` with its ``$name`` slots filled in. What is filled in is not expanded again."""
+    return string.Template(text).safe_substitute(slots)
+
+
 def _messages(system: str, user: str, **slots: object) -> list[Message]:
-    fill: Callable[[str], str] = lambda text: string.Template(text).safe_substitute(slots)  # noqa: E731  (substituted text is not expanded again)
-    return [Message("system", fill(system)), Message("user", fill(user))]
+    return [Message("system", fill(system, slots)), Message("user", fill(user, slots))]
 
 
 def distil_messages(
@@ -142,104 +131,67 @@ class Parsed:
         return not self.error and all(op.kind is OpKind.NOOP for op in self.ops)
 
 
-def answer_text(response: str) -> str:
-    """The last ``<answer>`` block, or, without one, everything after the thinking (nothing, if the thinking was cut off)."""
-    spoken = response.rsplit("</think>", 1)[-1].split("<think>", 1)[0]
-    blocks = re.findall(r"<answer>(.*?)</answer>", spoken, flags=re.DOTALL)
-    return (blocks[-1] if blocks else spoken).strip()
-
-
-class _Rejected(ValueError):
-    """The response does not follow the grammar; the message is the reason that is counted."""
-
-
-def parse(response: str, *, max_ops: int = 3, max_chars: int = 2000) -> Parsed:
+def parse(response: str, *, max_ops: int = 3, max_chars: int = 2000, allow_votes: bool = False) -> Parsed:
     """Read a distil or merge response: a JSON list of operations, or a single one. Never raises on model output.
 
     Rejected as a whole: anything but that JSON (text around it, NaN, Infinity, duplicate keys), unknown operations or fields, targets
     that are not positive integers, empty text or more than ``max_chars`` characters, no operation or more than ``max_ops``, ``return``
-    beside others.
+    beside others; votes, unless ``allow_votes``.
     """
     try:
-        items = _strict_json(answer_text(response))
+        items = strict_json(answer_text(response))
         rows = cast(list[object], items) if isinstance(items, list) else [items]
-        ops = tuple(_operation(row, max_chars) for row in rows)
+        ops = tuple(_operation(row, max_chars, _FIELDS | _VOTES if allow_votes else _FIELDS) for row in rows)
         if not 1 <= len(ops) <= max_ops:
-            raise _Rejected(f"{len(ops)} operations, allowed are 1 to {max_ops}")
+            raise Rejected(f"{len(ops)} operations, allowed are 1 to {max_ops}")
         if len(ops) > 1 and any(op.kind is OpKind.NOOP for op in ops):
-            raise _Rejected("return beside other operations")
+            raise Rejected("return beside other operations")
         return Parsed(ops)
-    except (_Rejected, json.JSONDecodeError, RecursionError) as error:
-        return Parsed(error=f"{type(error).__name__.strip('_')}: {error}")
-
-
-def _strict_json(text: str) -> object:
-    def no_constant(name: str) -> Any:
-        raise _Rejected(f"{name} is not JSON")
-
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise _Rejected("duplicate key")
-        return dict(pairs)
-
-    def short_int(digits: str) -> int:
-        if len(digits) > 9:
-            raise _Rejected("number out of range")
-        return int(digits)
-
-    def no_float(digits: str) -> Any:
-        raise _Rejected(f"{digits[:20]} is not an integer")
-
-    return json.loads(text, parse_constant=no_constant, object_pairs_hook=no_duplicates, parse_int=short_int, parse_float=no_float)
+    except UNREADABLE as error:
+        return Parsed(error=reason(error))
 
 
 _FIELDS = {"add": {"op", "experience"}, "update": {"op", "targets", "experience"}, "return": {"op"}}
+_VOTES = {"upvote": {"op", "targets"}, "downvote": {"op", "targets"}}
 
 
-def _operation(row: object, max_chars: int) -> ParsedOp:
+def _operation(row: object, max_chars: int, grammar: Mapping[str, set[str]]) -> ParsedOp:
     if not isinstance(row, dict):
-        raise _Rejected(f"an operation is an object, not {type(row).__name__}")
+        raise Rejected(f"an operation is an object, not {type(row).__name__}")
     fields = cast(dict[str, object], row)
     name = fields.get("op")
-    if not isinstance(name, str) or name not in _FIELDS:
-        raise _Rejected(f"unknown operation {str(name)[:40]!r}")
-    if set(fields) != _FIELDS[name]:
-        raise _Rejected(f"{name} has the fields {sorted(_FIELDS[name])}, not {sorted(fields)}"[:200])
-    if name == "return":
-        return ParsedOp(OpKind.NOOP)
-    text = fields["experience"]
-    if not isinstance(text, str) or not text.strip():
-        raise _Rejected("experience must be non-empty text")
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise _Rejected("experience has half a surrogate pair")
-    if len(text) > max_chars:
-        raise _Rejected(f"experience has {len(text)} characters, allowed are {max_chars}")
-    if name == "add":
-        return ParsedOp(OpKind.ADD, text.strip())
-    return ParsedOp(OpKind.UPDATE, text.strip(), _targets(fields["targets"]))
+    if not isinstance(name, str) or name not in grammar:
+        raise Rejected(f"unknown operation {str(name)[:40]!r}")
+    if set(fields) != grammar[name]:
+        raise Rejected(f"{name} has the fields {sorted(grammar[name])}, not {sorted(fields)}"[:200])
+    text = lesson_text(fields["experience"], max_chars) if "experience" in fields else ""
+    return ParsedOp(OpKind(name), text, _targets(fields["targets"]) if "targets" in fields else ())
 
 
 def _targets(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not value:
-        raise _Rejected("targets must be a non-empty list of positions")
+        raise Rejected("targets must be a non-empty list of positions")
     positions = cast(list[object], value)
     if not all(isinstance(p, int) and not isinstance(p, bool) and p >= 1 for p in positions):
-        raise _Rejected("targets must be positions counted from 1")
+        raise Rejected("targets must be positions counted from 1")
     return tuple(dict.fromkeys(cast(list[int], positions)))
 
 
 def resolve(op: ParsedOp, shown: Sequence[str], *, merging: bool = False) -> tuple[BankOp | None, int]:
     """The bank operation that ``op`` means for the entry ids ``shown`` in its prompt, and how many targets lie outside that list.
 
-    An update that names no shown entry becomes an add. While merging, an update becomes a merge (compare-and-set) and everything else is
-    refused: a merge pass never adds.
+    An update that names no shown entry becomes an add, a vote on none becomes nothing. While merging, an update becomes a merge
+    (compare-and-set) and everything else is refused: a merge pass never adds.
     """
     inside = tuple(shown[p - 1] for p in op.targets if p <= len(shown))
     outside = len(op.targets) - len(inside)
     if op.kind is OpKind.NOOP:
         return BankOp(OpKind.NOOP), 0
     if merging:
-        return (BankOp(OpKind.MERGE, op.text, inside) if inside and not outside else None), outside
+        whole = op.kind is OpKind.UPDATE and inside and not outside
+        return (BankOp(OpKind.MERGE, op.text, inside) if whole else None), outside
+    if op.kind in (OpKind.UPVOTE, OpKind.DOWNVOTE):
+        return (BankOp(op.kind, "", inside) if inside else BankOp(OpKind.NOOP)), outside
     if op.kind is OpKind.UPDATE and inside:
         return BankOp(OpKind.UPDATE, op.text, inside), outside
     return BankOp(OpKind.ADD, op.text), outside
