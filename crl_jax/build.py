@@ -34,21 +34,24 @@ from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.reader import Routing
 from crl_jax.experience.recover import open_or_recover
 from crl_jax.experience.retrieve import Diversity
+from crl_jax.experience.reward import RewardRule
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Store
+from crl_jax.experience.verdict import GatePrompts
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.host_memory import keep_freed_memory
 from crl_jax.lookup import RoleParts
 from crl_jax.models import transformer
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
-from crl_jax.records import Episode, SamplingParams, Task
+from crl_jax.records import Episode, SamplingParams, Task, Usage
 from crl_jax.role import Role
 from crl_jax.role_sampler import open_sampler
 from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, optimizer_of
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.rollout.collector import Collector, CollectSettings
+from crl_jax.rollout.gate import Gate, GateSettings
 from crl_jax.rollout.pool import EnvPool
 from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, TaskStream
@@ -132,7 +135,8 @@ class Run:
         """Texts of the lessons the episode read that are still in the bank."""
         if self.manager is None:
             return []
-        return [entry.text for entry in map(self.manager.state.find, episode.shown) if entry is not None]
+        refined = {verdict.experience_id: verdict.text for verdict in episode.verdicts if verdict.text}
+        return [refined.get(entry.id, entry.text) for entry in map(self.manager.state.find, episode.shown) if entry is not None]
 
     def metrics(self) -> dict[str, Any]:
         """Counters and gauges of the environments, the bank, the samplers and this process."""
@@ -142,6 +146,8 @@ class Run:
         if self.manager is not None:
             found |= {f"bank/{name}": value for name, value in self.manager.stats().items()}
             found["bank/size"] = found["bank/entries"]
+        if self.collector.gate is not None:
+            found |= {f"gate/{name}": value for name, value in self.collector.gate.stats().items()}
         for role in (self.actor, self.extractor):
             if role is not None:
                 found |= {f"serve/{role.name}/{name}": value for name, value in role.sampler.stats().items()}
@@ -171,6 +177,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
     goals, eval_sets = lookup.tasks(config)
     options = lookup.env_options(config)
     prompts, lessons = lookup.actor_prompts(config.actor.prompt), lookup.extractor_prompts(config.extractor.prompt)
+    gate_texts = lookup.gate_prompts(config.actor.gate.prompt)
     with contextlib.ExitStack() as stack:
         folder = run_folder.existing(config) if read_only else stack.enter_context(run_folder.claim(config, resume=resume))
         parts = lookup.run_parts(config, _roles(config))
@@ -205,7 +212,8 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
                 for name in {t.env for t in [*goals, *itertools.chain(*eval_sets.values())]}
             },
         )
-        collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings)
+        gate = None if manager is None else _gate(config, gate_texts, manager, actor.sampler, actor_codec, prompts.system)
+        collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings, gate)
         stream = TaskStream(tuple(goals), config.run.seed)
         if not read_only:
             run_folder.write_config(folder, config)
@@ -292,6 +300,14 @@ def _open_bank(path: pathlib.Path) -> Store:
     return store
 
 
+def _gate(config: Config, texts: GatePrompts, manager: ExperienceManager, sampler: Sampler, codec: ChatCodec, system: str) -> Gate | None:
+    g = config.actor.gate
+    if not g.enabled:
+        return None
+    settings = GateSettings(prompts=texts, max_new_tokens=g.max_new_tokens, timeout_s=g.timeout_s, system=system)
+    return Gate(sampler, codec, settings, lambda experience_id: manager.state.usage.get(experience_id, Usage()))
+
+
 def _manager(
     config: Config,
     store: Store,
@@ -337,6 +353,8 @@ def _manager(
                 keep_better=b.dedup_keep == "better",
             ),
             max_ops=e.max_ops,
+            votes=b.votes,
+            reward=RewardRule(e.reward, e.critic_reward, e.entropy_bonus, e.entropy_weight),
             max_prompt_tokens=e.max_length - e.sampling.max_new_tokens,
             queue_size=4 * config.run.groups_per_step * config.run.group_size,
             distil_concurrency=e.concurrency,

@@ -20,6 +20,7 @@ from crl_jax.config.parse import ConfigError
 from crl_jax.config.roles import MeshConfig, RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts
+from crl_jax.experience.verdict import DEFAULT_GATE_PROMPTS, GatePrompts
 from crl_jax.models.attention import check_kernel
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.config import ModelConfig
@@ -95,6 +96,15 @@ def extractor_prompts(variant: str) -> ExtractorPrompts:
         known = sorted(p.stem.removeprefix("extractor_prompts_") for p in path.parent.glob("extractor_prompts_*.json"))
         raise ConfigError(f"extractor.prompt={variant!r} is unknown: use default or one of {known}")
     return ExtractorPrompts.load(path)
+
+
+def gate_prompts(variant: str) -> GatePrompts:
+    """The texts of the gate's question. Raises ConfigError naming the known ones."""
+    path = DEFAULT_GATE_PROMPTS if variant == "default" else DEFAULT_GATE_PROMPTS.with_name(f"gate_prompts_{variant}.json")
+    if not path.exists():
+        known = sorted(p.stem.removeprefix("gate_prompts_") for p in path.parent.glob("gate_prompts_*.json"))
+        raise ConfigError(f"actor.gate.prompt={variant!r} is unknown: use default" + (f" or one of {known}" if known else ""))
+    return GatePrompts.load(path)
 
 
 def run_parts(config: Config, names: Sequence[str]) -> dict[str, RoleParts]:

@@ -8,6 +8,7 @@ Does not: open files or ask for devices, so a recipe for a pod is checked on a l
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from crl_jax.config.roles import LORA_TARGETS, RoleConfig
@@ -28,6 +29,7 @@ class ConfigProblem:
 def check(config: Config) -> list[ConfigProblem]:
     """All problems of ``config``; an empty list means it can be run."""
     found = [*_positive(config), *_group(config), *_names(config), *_bank(config), *_extractor(config), *_telemetry(config)]
+    found += [*_gate(config), *_reward(config)]
     for name, role in (("actor", config.actor), ("extractor", config.extractor)):
         found += _role(name, role)
         if name == "actor" or config.run.method != "baseline":  # data 0 depends on the machine: `lookup` checks again
@@ -273,6 +275,33 @@ def _bank(c: Config) -> Found:
             "ask.enabled",
             "a question is no environment action, so constrained sampling cannot produce it: set env.constrained=false",
         )
+
+
+def _gate(c: Config) -> Found:
+    gate, room = c.actor.gate, c.actor.max_length
+    if not gate.enabled:
+        return
+    if c.run.method == "baseline":
+        yield "actor.gate.enabled", "the baseline has no bank, so nothing is retrieved: set actor.gate.enabled=false or another run.method"
+    if not 0 < gate.max_new_tokens < room:
+        yield (
+            "actor.gate.max_new_tokens",
+            f"{gate.max_new_tokens} leaves no room for a question in actor.max_length {room}: use 1 to {room - 1}",
+        )
+    if gate.timeout_s <= 0:
+        yield "actor.gate.timeout_s", f"must be positive, got {gate.timeout_s}"
+
+
+def _reward(c: Config) -> Found:
+    e = c.extractor
+    if e.critic_reward and not c.actor.gate.enabled:
+        yield "extractor.critic_reward", "there is no critic: set actor.gate.enabled=true, or extractor.critic_reward=false"
+    compared = [key for key, on in (("reward", e.reward == "relative"), ("entropy_bonus", e.entropy_bonus != "off")) if on]
+    if compared and c.run.guided_fraction >= 1:
+        for key in compared:
+            yield f"extractor.{key}", f"compares with the free half of a group: set run.guided_fraction below 1 ({c.run.guided_fraction})"
+    if not math.isfinite(e.entropy_weight):
+        yield "extractor.entropy_weight", f"must be a finite number, got {e.entropy_weight}"
 
 
 def _telemetry(c: Config) -> Found:

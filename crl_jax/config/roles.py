@@ -136,10 +136,24 @@ class RoleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateConfig:
+    """Before a guided episode the actor is asked whether to accept, refine or reject the experience retrieved for it (appendix B.1).
+
+    Every episode waits for its verdict; the paper's main experiments leave it off. Evaluation with experience is gated as well.
+    """
+
+    enabled: bool = False
+    prompt: str = "default"  # prompt variant
+    max_new_tokens: int = 256  # of one verdict; sampled as the episode is, never constrained, never trained
+    timeout_s: float = 60.0  # a later verdict, like one that cannot be read, shows nothing and is counted
+
+
+@dataclass(frozen=True, kw_only=True)
 class ActorConfig(RoleConfig):
     """The policy that acts in the environments."""
 
     loss: ActorLossConfig = field(default_factory=ActorLossConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,5 +166,12 @@ class ExtractorConfig(RoleConfig):
     max_ops: int = 3  # operations one generation may ask for; more is a parse failure
     max_age_steps: int = 16  # a generation that waited longer is dropped and counted
     parse_failure_reward: float = -1.0  # reward of a generation that was not well formed
+    reward: Literal["direct", "relative"] = "direct"  # +-1 by success; relative: minus the mean of the free half of the same group
+    critic_reward: bool = False  # Eq. 8: plus 1 accept, 0.5 refine, 0 reject (needs actor.gate.enabled; a rejected entry gets the 0 alone)
+    # plus entropy_weight x f(dH), dH = H(actor | query) - H(actor | query, lesson), each H the mean of -log p over sampled tokens of moves
+    # (of the free half, of the episode): relative clip(dH/H, -1, 1), tanh(dH), sigmoid 2 sigmoid(dH)-1, asymmetric clip(dH, -0.2, 1),
+    # log sgn(dH) log(1+|dH|)
+    entropy_bonus: Literal["off", "relative", "tanh", "sigmoid", "asymmetric", "log"] = "off"
+    entropy_weight: float = 1.0
     submit: Literal["all", "guided", "success"] = "all"  # which finished episodes are distilled
     concurrency: int = 8  # distillations in flight

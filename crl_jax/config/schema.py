@@ -87,6 +87,7 @@ class BankConfig:
     foreign_penalty: float = 16.0  # mixed routing: ranks by which a family's entries go back where they lower the success rate
     dedup_threshold: float = 0.0  # cosine from which two entries are duplicates; 0 = off
     dedup_keep: Literal["newer", "better"] = "newer"  # better = the one whose readers succeeded more often
+    votes: bool = False  # the extractor may vote on the entries an episode read; its prompt must offer it (extractor.prompt=votes)
     merge_every: int = 5  # steps; 0 = never
     merge_chunk: int = 5  # entries merged by one generation
     merge_redundancy: float = 0.0  # also merge near entries when more than this share has a near neighbour; 0 = off

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +37,11 @@ class _Evidence:
     since_step: int  # when it entered the buffer
 
 
+def outcome(success: bool) -> float:
+    """+1 for success, -1 for failure: never the environment's own reward, whose partial values mean nothing here."""
+    return 1.0 if success else -1.0
+
+
 def credited(episode: Episode, find: Callable[[str], Experience | None]) -> tuple[str, ...]:
     """Distinct generation ids the episode's outcome belongs to: authors of the entries it was shown, and the answers it was given.
 
@@ -51,7 +57,8 @@ def credited(episode: Episode, find: Callable[[str], Experience | None]) -> tupl
 class TrainingBuffer:
     """Mutable, and safe to use from several threads: generations with evidence, in the order they entered.
 
-    Rewards are +1 for success, -1 for failure, ``parse_failure_reward`` for a response that could not be read. ``max_age_steps`` limits
+    Rewards are +1 for success, -1 for failure (or what `experience.reward` makes of it), ``parse_failure_reward`` for a response that
+    could not be read. ``max_age_steps`` limits
     how long evidence waits in the buffer (0 = no limit). Raises ValueError if a batch cannot fit.
     """
 
@@ -75,9 +82,15 @@ class TrainingBuffer:
         """A whole batch has evidence."""
         return len(self._waiting) >= self._batch_size
 
-    def credit(self, generation_id: str, *, success: bool, step: int) -> None:
-        """One episode that used this generation ended."""
-        self._enter(generation_id, 1.0 if success else -1.0, step)
+    def credit(self, generation_id: str, *, step: int, success: bool | None = None, reward: float | None = None) -> None:
+        """One episode that used this generation ended: with ``success`` (+1 or -1), or worth ``reward``. Raises ValueError for both,
+        for neither and for a reward that is no finite number."""
+        if (success is None) == (reward is None):
+            raise ValueError("give either success or reward")
+        value = outcome(bool(success)) if reward is None else reward
+        if not math.isfinite(value):
+            raise ValueError(f"reward {value} of {generation_id} is no finite number")
+        self._enter(generation_id, value, step)
         self.counts["credits"] += 1
 
     def fail(self, generation_id: str, *, step: int) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from crl_jax.experience.bank import BankState, Guided
-from crl_jax.experience.buffer import Sample, TrainingBuffer, credited
+from crl_jax.experience.buffer import Sample, TrainingBuffer
 from crl_jax.experience.calls import ExtractorCalls
 from crl_jax.experience.editor import Distilled, Editor
 from crl_jax.experience.extractor import ExtractorPrompts
@@ -30,6 +30,7 @@ from crl_jax.experience.protocols import Completer, Decode, Embedder, Render
 from crl_jax.experience.reader import Reader, Routing, Shown
 from crl_jax.experience.recover import snapshot
 from crl_jax.experience.retrieve import Diversity
+from crl_jax.experience.reward import RewardRule, credits_of
 from crl_jax.experience.search import SearchService
 from crl_jax.experience.store import Store
 from crl_jax.experience.thread import WriterThread
@@ -60,6 +61,8 @@ class ManagerOptions:
     write: WritePolicy = dataclasses.field(default_factory=WritePolicy)
     max_ops: int = 3
     max_chars: int = 2000
+    votes: bool = False  # whether the extractor may vote on the entries it was shown
+    reward: RewardRule = dataclasses.field(default_factory=RewardRule)
     max_prompt_tokens: int = 57_344
     queue_size: int = 1024
     distil_concurrency: int = 4
@@ -142,6 +145,7 @@ class ExperienceManager:
             generations=store.newest_generation(),
             max_ops=options.max_ops,
             max_chars=options.max_chars,
+            votes=options.votes,
             home=options.routing.home,
         )
         self._merging = Merging(
@@ -261,15 +265,15 @@ class ExperienceManager:
         return taken
 
     async def observe(self, episodes: Sequence[Episode]) -> None:
-        """Count what finished *training* episodes were shown, and credit the generations behind it. Never call it with evaluation
-        episodes."""
+        """Count what finished *training* episodes were shown, and credit the generations behind it. Give whole groups: the reward of a
+        guided episode may depend on the free half (`reward`). Never call it with evaluation episodes."""
         self._check()
         self._reader.release(episodes)
         scored = [episode for episode in episodes if episode.status is not Status.ENV_ERROR]
-        generations = await self._thread.run(lambda: [credited(episode, self._store.experience) for episode in scored])
-        for episode, ids in zip(scored, generations, strict=True):
-            for generation_id in ids:
-                self.buffer.credit(generation_id, success=episode.success, step=self.step)
+        credits, counts = await self._thread.run(credits_of, scored, self._store.experience, self._o.reward)
+        self.counts.update(counts)
+        for credit in credits:
+            self.buffer.credit(credit.generation_id, reward=credit.reward, step=self.step)
         guided = [
             Guided(i, bool(e.success), e.id, e.task.namespace, float(e.reward or 0.0))
             for e in scored

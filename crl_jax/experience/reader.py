@@ -95,7 +95,7 @@ class Reader:
     def release(self, episodes: Sequence[Episode]) -> None:
         """Give back what finished episodes had reserved."""
         for episode in episodes:
-            for experience_id in episode.shown:
+            for experience_id in episode.handed:
                 self._reserved.release(experience_id)
 
     def begin_step(self, step: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from crl_jax.experience.extractor import as_data
-from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Status, Task, TokenLog, Turn
+from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Status, Task, TokenLog, Turn, Verdict
 from crl_jax.seeds import derive_seed
 from envs.parse import without_reasoning
 
@@ -113,9 +113,10 @@ class Plan:
     system: str = ""  # the environment's own system prompt, where the prompt texts have ``{env}``
     lessons: tuple[tuple[str, str], ...] = ()  # (experience id, text), guided only
     ask_uses: int = 0  # how often this episode may ask the bank; 0 outside the guided half
+    verdicts: tuple[Verdict, ...] = ()  # of the gate on what was retrieved; ``lessons`` are what is left
 
     def __post_init__(self) -> None:
-        if self.condition is Condition.FREE and (self.lessons or self.ask_uses):
+        if self.condition is Condition.FREE and (self.lessons or self.ask_uses or self.verdicts):
             raise ValueError(f"episode {self.id} is experience-free and must have neither lessons nor asks")
 
 
@@ -206,6 +207,7 @@ class _Play:
             shown=tuple(entry for entry, _ in plan.lessons),
             asks=tuple(self.asks),
             started_version=self.version,
+            verdicts=plan.verdicts,
         )
 
     # ------------------------------------------------------------------------------------------------------------ tokens

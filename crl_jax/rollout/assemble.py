@@ -44,7 +44,8 @@ def success_rate(episodes: Sequence[Episode], condition: Condition | None = None
 def extractor_samples(evidence: Sequence[Sample], *, step: int, alpha: float, cooldown_steps: int) -> tuple[list[TrainSample], list[float]]:
     """Training samples of one extractor batch, and their weights of Eq. 7.
 
-    ``evidence``: the generations popped from the buffer with their mean reward in [-1, 1]. Weights multiply the advantages after centring.
+    ``evidence``: the generations popped from the buffer with their mean reward, in [-1, 1] without the options of `experience.reward`.
+    Weights multiply the advantages after centring.
     """
     rewards = np.array([sample.reward for sample in evidence], np.float32)
     advantages = batch_advantages(rewards, np.ones(len(evidence), np.bool_))

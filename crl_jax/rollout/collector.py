@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from crl_jax.errors import UserError
 from crl_jax.records import Condition, Episode, Group, SamplingParams, Task
 from crl_jax.rollout.agent import ActorPrompts, Answer, Ask, Codec, EpisodeSampler, Plan, run_episode
+from crl_jax.rollout.gate import Gate
 from crl_jax.rollout.pool import EnvError, EnvPool, Lease
 from crl_jax.seeds import derive_seed
 
@@ -52,8 +53,16 @@ class Collector:
     """Plays groups of episodes over an environment pool and one sampler."""
 
     def __init__(
-        self, pool: EnvPool, sampler: EpisodeSampler, codec: Codec, prompts: ActorPrompts, bank: Bank | None, settings: CollectSettings
+        self,
+        pool: EnvPool,
+        sampler: EpisodeSampler,
+        codec: Codec,
+        prompts: ActorPrompts,
+        bank: Bank | None,
+        settings: CollectSettings,
+        gate: Gate | None = None,
     ):
+        self.gate = gate
         self.pool, self.sampler, self.codec, self.prompts, self.bank, self.settings = pool, sampler, codec, prompts, bank, settings
 
     async def groups(self, tasks: Sequence[Task], *, batch_id: str, guided: int | None = None) -> list[Group]:
@@ -79,14 +88,14 @@ class Collector:
         return [Group(group_id, tuple(members)) for group_id, members in by_group.items()]
 
     async def evaluate(self, tasks: Sequence[Task], *, name: str, guided: bool, sampling: SamplingParams) -> list[Episode]:
-        """One episode per task, with or without experience; nothing is counted, distilled or asked."""
+        """One episode per task, with or without experience; nothing is counted, distilled or asked. A gate works as in training."""
         condition = Condition.GUIDED if guided else Condition.FREE
         lessons = await self._lessons(tasks, peek=True) if guided else [[] for _ in tasks]
         plans = [
             self._plan(f"{name}/{i}", f"{name}/{i}", task, condition, found, sampling, ask_uses=0)
             for i, (task, found) in enumerate(zip(tasks, lessons, strict=True))
         ]
-        return await self._play(plans, None)
+        return await self._play(plans, None, count=False)
 
     async def _lessons(self, tasks: Sequence[Task], *, peek: bool) -> list[list[tuple[str, str]]]:
         if self.bank is None or not tasks:
@@ -116,10 +125,10 @@ class Collector:
             ask_uses=uses if condition is Condition.GUIDED else 0,
         )
 
-    async def _play(self, plans: Sequence[Plan], ask: Ask | None) -> list[Episode]:
+    async def _play(self, plans: Sequence[Plan], ask: Ask | None, *, count: bool = True) -> list[Episode]:
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._episode(plan, ask)) for plan in plans]
+                running = [tasks.create_task(self._episode(plan, ask, count)) for plan in plans]
         except ExceptionGroup as group:  # one reason says it; every other episode failed for the same one or was cancelled
             raise group.exceptions[0] from None
         episodes = [task.result() for task in running]
@@ -131,7 +140,9 @@ class Collector:
             )
         return episodes
 
-    async def _episode(self, plan: Plan, ask: Ask | None) -> Episode:
+    async def _episode(self, plan: Plan, ask: Ask | None, count: bool) -> Episode:
+        if self.gate is not None:
+            plan = await self.gate.judge(plan, count=count)  # before the environment is taken: others can use it meanwhile
         lease = await self._lease(plan.task.env)
         try:
             return await run_episode(
