@@ -104,3 +104,10 @@ def test_roles_of_one_base_share_it_unless_their_vocabularies_make_it_another_mo
     assert not lookup.shares_base(config(*both[:2]))
     assert not lookup.shares_base(config(both[0], both[2]))
     assert not lookup.shares_base(config(*both, "extractor.tokenizer=builtin:smollm2-135m"))
+
+
+def test_prompts_of_gate_and_votes_are_found_by_name() -> None:
+    assert "$lesson" in lookup.gate_prompts("default").user
+    assert "upvote" in lookup.extractor_prompts("votes").distil_system
+    with pytest.raises(ConfigError, match=r"actor\.gate\.prompt='polite' is unknown: use default"):
+        lookup.gate_prompts("polite")

@@ -99,3 +99,34 @@ def test_the_baseline_needs_no_split_and_no_extractor() -> None:
 
 def test_the_cross_group_ablation_may_have_halves_of_one() -> None:
     assert problems_of("run.group_size=2", "actor.loss.advantage_over=group") == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        pytest.param(["extractor.critic_reward=true"], "there is no critic: set actor.gate.enabled=true", id="critic-without-gate"),
+        pytest.param(["actor.gate.enabled=true", "run.method=baseline"], "the baseline has no bank", id="gate-without-bank"),
+        pytest.param(["actor.gate.enabled=true", "actor.gate.max_new_tokens=1024"], "use 1 to 1023", id="gate-without-room"),
+        pytest.param(["actor.gate.enabled=true", "actor.gate.timeout_s=0"], "must be positive", id="gate-without-time"),
+        pytest.param(
+            ["extractor.reward=relative", "run.guided_fraction=1"], "`extractor.reward`: compares with the free half", id="relative"
+        ),
+        pytest.param(["extractor.entropy_bonus=log", "run.guided_fraction=1"], "`extractor.entropy_bonus`: compares", id="entropy"),
+        pytest.param(["extractor.entropy_weight=.inf"], "finite", id="entropy-weight"),
+    ],
+)
+def test_options_of_the_learning_signal(overrides: list[str], message: str) -> None:
+    assert message in problems_of(*overrides)
+
+
+def test_the_options_of_the_learning_signal_are_off_and_can_be_on_together() -> None:
+    c = Config()
+    assert (c.actor.gate.enabled, c.extractor.reward, c.extractor.critic_reward, c.extractor.entropy_bonus, c.bank.votes) == (
+        False,
+        "direct",
+        False,
+        "off",
+        False,
+    )
+    on = ("actor.gate.enabled=true", "extractor.critic_reward=true", "extractor.reward=relative", "extractor.entropy_bonus=tanh")
+    assert problems_of(*on, "bank.votes=true") == ""

@@ -46,7 +46,7 @@ def build(reply=echo, delay=lambda prompt: 0.0, *, store=None, embedder=None, in
         sampler=ScriptedSampler(reply, delay),
         render=render,
         decode=decode,
-        buffer=buffer or TrainingBuffer(batch_size=2, capacity=64),
+        buffer=TrainingBuffer(batch_size=2, capacity=64) if buffer is None else buffer,  # an empty one is falsy
         options=ManagerOptions(SamplingParams(64, stop_ids=(0,)), **settings),
     )
 

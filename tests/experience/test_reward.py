@@ -42,7 +42,9 @@ def said(*logps, tool=()):
 
 
 def test_a_partial_reward_of_the_environment_never_leaks_in():
-    found, _ = rewards([guided("a", success=False, reward=0.3), guided("b", success=True, reward=-7.0), guided("c", success=False, reward=9.0)])
+    found, _ = rewards(
+        [guided("a", success=False, reward=0.3), guided("b", success=True, reward=-7.0), guided("c", success=False, reward=9.0)]
+    )
     assert found == {("a", "g-x1"): -1.0, ("b", "g-x1"): 1.0, ("c", "g-x1"): -1.0}
 
 
@@ -91,7 +93,13 @@ def test_a_rejected_entry_gets_none_of_the_outcome(success):
 def test_critic_with_several_entries_and_a_question():
     verdicts = tuple(
         verdict(i, d)
-        for i, d in {"x1": Decision.ACCEPT, "x1b": Decision.REFINE, "x2": Decision.REJECT, "gone": Decision.ACCEPT, "x3": Decision.NONE}.items()
+        for i, d in {
+            "x1": Decision.ACCEPT,
+            "x1b": Decision.REFINE,
+            "x2": Decision.REJECT,
+            "gone": Decision.ACCEPT,
+            "x3": Decision.NONE,
+        }.items()
     )
     one = guided("a", success=True, shown=("x1", "x1b", "gone"), asks=("g-ask",), verdicts=verdicts)
     found, _ = rewards([one], critic=True)
