@@ -82,6 +82,8 @@ class Collector:
             for group, episode, task, condition in slots
         ]
         episodes = await self._play(plans, None if self.bank is None else self.bank.ask)
+        if self.gate is not None:
+            self.gate.require_room(sum(len(found) for found in lessons))
         by_group: dict[str, list[Episode]] = {}
         for episode in episodes:
             by_group.setdefault(episode.group_id, []).append(episode)

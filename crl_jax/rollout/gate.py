@@ -19,12 +19,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from crl_jax.errors import UserError
 from crl_jax.experience.bank import utility
 from crl_jax.experience.protocols import Completer, Message
 from crl_jax.experience.verdict import GatePrompts, gate_messages, parse_verdict
 from crl_jax.records import Decision, SamplingParams, Usage, Verdict
 from crl_jax.rollout.agent import Plan
 from crl_jax.seeds import derive_seed
+
+
+class GateQuestionTooLong(UserError, RuntimeError):
+    """No question of a batch fits into the actor's length, so nobody would ever read an experience."""
 
 
 class GateSampler(Completer, Protocol):
@@ -53,7 +58,8 @@ class GateSettings:
 
 
 class Gate:
-    """Mutable only in ``counts``: requests, verdicts by kind, why there was none, tokens and seconds, all of them sums.
+    """Mutable only in ``counts`` (requests, verdicts by kind, why there was none, tokens and seconds, all of them sums) and the tally of
+    long questions.
 
     ``usage`` looks up the counters of an entry. Verdicts are sampled as the episode is (temperature, top-p, seed), without its constraint.
     """
@@ -70,6 +76,8 @@ class Gate:
         self._sampler, self._codec, self._settings, self._usage, self._clock = sampler, codec, settings, usage, clock
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
+        self._too_long_in_row = 0  # questions that did not fit since the last one that did
+        self._longest = 0  # tokens of the longest of these
 
     async def judge(self, plan: Plan, *, count: bool = True) -> Plan:
         """``plan`` with what the actor wants to read of its lessons, and the verdicts. All its lessons are asked about together."""
@@ -84,6 +92,16 @@ class Gate:
         kept = tuple((i, v.text or text) for (i, text), v in zip(plan.lessons, verdicts, strict=True) if v.shows)
         return dataclasses.replace(plan, lessons=kept, verdicts=tuple(verdicts))
 
+    def require_room(self, questions: int) -> None:
+        """Raise GateQuestionTooLong once ``questions`` in a row, those of a batch, did not fit; a single one stays counted."""
+        if self._too_long_in_row < max(2, questions):
+            return
+        needed = self._longest + self._settings.max_new_tokens
+        raise GateQuestionTooLong(
+            f"no question of the gate fits: {self._longest} tokens leave no room for a verdict of {self._settings.max_new_tokens} in "
+            f"actor.max_length {self._sampler.max_length}: set actor.max_length to {needed} or more, or actor.gate.max_new_tokens lower"
+        )
+
     def stats(self) -> dict[str, float]:
         """The counters; ``seconds`` is the time episodes waited before they could begin, summed over episodes."""
         return {**self.counts, "seconds": self.seconds}
@@ -94,9 +112,12 @@ class Gate:
         task = "\n".join(part for part in (s.system.replace("{env}", plan.system), plan.task.goal) if part)
         prompt = self._codec.render(gate_messages(s.prompts, task=task, lesson=text, usage=usage, success=utility(usage)))
         if len(prompt) + s.max_new_tokens > self._sampler.max_length:
+            self._too_long_in_row += 1
+            self._longest = max(self._longest, len(prompt))
             tally["too_long"] += 1
             tally[Decision.NONE.value] += 1
             return Verdict(experience_id, Decision.NONE)
+        self._too_long_in_row = self._longest = 0
         tally.update(requests=1, prompt_tokens=len(prompt))
         params = self._params(plan.sampling, plan.id, experience_id)
         try:

@@ -9,7 +9,7 @@ from crl_jax.experience.verdict import GatePrompts
 from crl_jax.records import Completion, Condition, Decision, Finish, Provenance, SamplingParams, Task, Usage, Verdict
 from crl_jax.rollout.agent import ActorPrompts, Plan
 from crl_jax.rollout.collector import Collector, CollectSettings
-from crl_jax.rollout.gate import Gate, GateSettings
+from crl_jax.rollout.gate import Gate, GateQuestionTooLong, GateSettings
 
 STOP = 0
 ACCEPT, REJECT = '<answer>{"verdict":"accept"}</answer>', '<answer>{"verdict":"reject"}</answer>'
@@ -182,11 +182,19 @@ def test_a_late_verdict_shows_nothing_and_is_counted():
 
 def test_a_question_that_does_not_fit_is_not_asked():
     actor = Actor(lambda prompt: ACCEPT)
-    actor.max_length = 120
-    collector = make(actor)
+    collector = make(actor, bank=Bank([("x1", "go east"), ("x2", "wait " * 800)]))
     guided, _ = play(collector)
-    assert (actor.asked, [e.shown for e in guided]) == ([], [(), ()])
-    assert collector.gate.stats()["too_long"] == 2
+    assert (len(actor.asked), [e.shown for e in guided]) == (2, [("x1",), ("x1",)])
+    assert collector.gate.stats()["too_long"] == collector.gate.stats()["none"] == 2
+
+
+def test_a_batch_none_of_whose_questions_fit_is_an_error_that_names_the_length():
+    actor = Actor(lambda prompt: ACCEPT)
+    actor.max_length = 120
+    question = len(f"[judge][rules \nfind it{LESSON.format('go east')}\n0/0/50]>")
+    with pytest.raises(GateQuestionTooLong, match=f"set actor.max_length to {question + 100} or more"):
+        play(make(actor))
+    assert actor.asked == []
 
 
 def test_each_lesson_has_its_own_verdict():
