@@ -5,7 +5,7 @@ from experience_toys import episode
 from manager_toys import add, build, run, teach
 
 from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts, ParsedOp, parse, resolve
-from crl_jax.records import BankOp, OpKind
+from crl_jax.records import BankOp, OpKind, Usage
 
 VOTES = '[{"op":"upvote","targets":[2,1]},{"op":"downvote","targets":[3,9]}]'
 
@@ -51,8 +51,6 @@ def test_only_the_prompt_variant_offers_votes():
 
 @pytest.mark.parametrize("votes", [False, True])
 def test_the_manager_takes_votes_only_with_the_option(votes):
-    """What the bank makes of a vote is the bank's; here: whether the response is read, and that it costs no entry."""
-
     def reply(prompt):
         return '[{"op":"upvote","targets":[1]}]' if "1. first" in prompt else add("first")
 
@@ -64,5 +62,6 @@ def test_the_manager_takes_votes_only_with_the_option(votes):
             assert await manager.drain(20) == 0
             assert manager.stats().get("parse_failures", 0) == (0 if votes else 1)
             assert list(manager.state.space("room")) == [first]
+            assert manager.state.usage.get(first, Usage()).votes == int(votes)
 
     run(story())

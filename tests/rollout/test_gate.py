@@ -148,7 +148,7 @@ def test_what_is_shown_and_credited_follows_from_the_verdict(answer, decision, s
 
 def test_only_guided_episodes_ask_and_their_verdicts_are_never_trained():
     actor = Actor(lambda prompt: ACCEPT)
-    collector = make(actor, usage={"x1": Usage(3, 2)})
+    collector = make(actor, usage={"x1": Usage(3, 2, recent_shown=3.0, recent_succeeded=2.0)})
     guided, _ = play(collector)
     assert len(actor.asked) == 2
     # the posterior mean of 2 successes in 3 episodes, with one success and one failure added: 3 / 5
