@@ -190,9 +190,8 @@ def test_Z02_no_file_of_a_store_can_run_code(tmp_path):
 WRITER = """
 import sys
 import numpy as np
-from crl_jax.experience import bank, bank_json
-from crl_jax.experience.bank import Author, BankState, Guided
-from crl_jax.experience.snapshot import copy_of
+from crl_jax.experience import bank
+from crl_jax.experience.bank import Author, BankState
 from crl_jax.experience.store import Change, Store
 from crl_jax.records import BankOp, OpKind
 
