@@ -21,6 +21,8 @@ SCRIPTS = {
     "serve": ("bench_serve.py", "rollouts of the engine and of google-tunix, transformers and llama.cpp, and SmolLM2 against the roofline"),
     "serve-multiturn": ("bench_serve_multiturn.py", "conversations of eight turns by its sessions and by the same peers"),
     "soak": ("soak_serve.py", "10,000 requests with cancels, closes and swaps: slots, memory, requests per second"),
+    "bank-kill": ("kill_bank.py", "kill -9 of a loaded experience bank at 50 random moments: what was acknowledged, halves, replay"),
+    "rollout-overhead": ("bench_rollout_overhead.py", "the same episodes with and without experience: what the bank costs a rollout"),
     "load": ("load_memory.py", "host memory while a checkpoint is loaded onto a mesh"),
     "publish": ("bench_publish.py", "a swap of weights on eight virtual devices: bytes, seconds by phase, checksum, tokens after it"),
     "gpu": ("bench_gpu.py", "the update on an NVIDIA GPU: model FLOPs utilisation"),

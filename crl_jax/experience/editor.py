@@ -73,6 +73,12 @@ class Editor:
         draft = await self._calls.distil(episode, [entry.text for entry in read], step=self._step())
         return Distilled(episode, tuple(entry.id for entry in read), draft)
 
+    async def prepare(self, ready: Sequence[Distilled]) -> None:
+        """Embed what the drafts that are written next say, all together."""
+        texts = [op.text for done in ready if done.draft is not None for op in self._parsed(done.draft).ops if op.text]
+        if len(texts) > 1:
+            await self._thread.run(self._writer.prepare, texts)
+
     async def settle(self, done: Distilled) -> None:
         """Write what a distillation says."""
         if done.draft is None:
@@ -127,8 +133,7 @@ class Editor:
         self, draft: Draft, shown: Sequence[str], namespace: str, *, episode: Episode | None = None, merging: bool = False
     ) -> Written:
         """Read a draft, write its operations, and tell the buffer when there was nothing to read or nothing to do."""
-        votes = self._votes and not merging
-        parsed = extractor.parse(draft.response, max_ops=self._max_ops, max_chars=self._max_chars, allow_votes=votes)
+        parsed = self._parsed(draft, merging=merging)
         generation = self._named(draft, parsed.error)
         ops = self._resolved(parsed, shown, merging=merging)
         source = ((), None) if episode is None else ((episode.id,), episode.success)
@@ -143,6 +148,10 @@ class Editor:
         elif parsed.is_noop:
             self._buffer.noop()
         return done
+
+    def _parsed(self, draft: Draft, *, merging: bool = False) -> extractor.Parsed:
+        votes = self._votes and not merging
+        return extractor.parse(draft.response, max_ops=self._max_ops, max_chars=self._max_chars, allow_votes=votes)
 
     def _resolved(self, parsed: extractor.Parsed, shown: Sequence[str], *, merging: bool) -> list[BankOp]:
         ops: list[BankOp] = []

@@ -168,7 +168,9 @@ class ExperienceManager:
         """Load the bank, index it, start the tasks."""
         self.failed = asyncio.get_running_loop().create_future()
         o, editor = self._o, self._editor
-        self._pipeline = OrderedPipeline(editor.distil, editor.settle, queue_size=o.queue_size, concurrency=o.distil_concurrency)
+        self._pipeline = OrderedPipeline(
+            editor.distil, editor.settle, prepare=editor.prepare, queue_size=o.queue_size, concurrency=o.distil_concurrency
+        )
         await self._thread.run(self._writer.load)
         saved = await self._thread.run(self._store.load_buffer)
         if saved is not None:

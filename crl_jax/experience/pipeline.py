@@ -1,14 +1,14 @@
 """A bounded queue whose items are worked on concurrently and settled in the order they were put.
 
 Owns: the pending count, back-pressure, draining. Promises: ``settle`` runs one item at a time in submission order, so its effects do not
-depend on which work finished first; every wait has a deadline. Does not: catch exceptions: they end the task, and whoever spawned it
-hears of it.
+depend on which work finished first; ``prepare`` sees the items whose turn has come together before, to do for all at once what would be
+slow one by one (embedding); every wait has a deadline. Does not: catch exceptions: they end the task, and whoever spawned it hears of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -26,9 +26,13 @@ class OrderedPipeline(Generic[Item, Result]):
         *,
         queue_size: int,
         concurrency: int,
+        prepare: Callable[[Sequence[Result]], Awaitable[None]] | None = None,
+        together: int = 16,
     ) -> None:
         self._work = work
         self._settle = settle
+        self._prepare = prepare
+        self._together = together
         self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
         self._working: asyncio.Queue[asyncio.Task[Result]] = asyncio.Queue(2 * concurrency)
         self._slots = asyncio.Semaphore(concurrency)
@@ -80,10 +84,22 @@ class OrderedPipeline(Generic[Item, Result]):
         self._slots.release()
 
     async def _settle_all(self) -> None:
+        late: asyncio.Task[Result] | None = None
         while True:
-            task = await self._working.get()
-            await self._settle(await task)
-            self._count(-1)
+            first = late or await self._working.get()
+            results = [await first]
+            late = None
+            while len(results) < self._together and late is None and not self._working.empty():
+                task = self._working.get_nowait()
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    results.append(task.result())
+                else:  # still at work, or its exception comes after what was before it is settled
+                    late = task
+            if self._prepare is not None:
+                await self._prepare(results)
+            for result in results:
+                await self._settle(result)
+                self._count(-1)
 
     def _count(self, change: int) -> None:
         self.pending += change

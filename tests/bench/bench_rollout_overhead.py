@@ -1,12 +1,12 @@
 """What the experience bank costs a rollout; the last line is one JSON object.
 
-Usage:  python tests/bench/bench_rollout_overhead.py [--blocks 6] [--reply-ms 200] [--entries 20000] [--out docs/results/rollout_overhead.json]
+Usage:  python tests/bench/bench_rollout_overhead.py [--blocks 6] [--reply-ms 200] [--entries 20000] [--out FILE.json]
 
 The same episodes are collected with and without experience, in blocks that take turns (ABBA...). Real: the collector, the environments
 (NetHack dungeons in a worker process), the tokenizer, the manager with its store on disk, MiniLM embeddings, a ScaNN index of 20,000
-entries, Eq. 6, distillation and merging in the background while the next batch is collected. Stubbed: both models; every reply of the actor
+entries, Eq. 6, distillation and adaptive merging in the background while the next batch is collected. Stubbed: both models; every reply of the actor
 takes the same time and says what its seed says, so both sides play the same actions whatever the prompt holds (search-and-ask is off: a
-question would add a turn). With experience a batch includes retrieval and handing its episodes over (usage, credit, queue for distillation);
+question would add a turn). With experience a batch includes retrieval and handing its episodes over (usage, credit, distillation queue);
 what the extractor makes of them overlaps with the next batches, as in training. The first batch of a block is not counted.
 
 The value is time with experience over time without, minus one.
@@ -38,6 +38,7 @@ from crl_jax.config.schema import Config
 from crl_jax.experience.bank import Author
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.store import Store
@@ -92,7 +93,8 @@ class ConstantExtractor:
         """One response."""
         await asyncio.sleep(self._reply_s)
         rng = random.Random(zlib.crc32(bytes(i & 255 for i in prompt_ids)))
-        lesson = f"in {rng.choice(['amber', 'ivory', 'cobalt', 'quiet'])} rooms number {rng.randrange(10**6)} go {rng.choice(['west', 'east'])} first"
+        room, way = rng.choice(["amber", "ivory", "cobalt", "quiet"]), rng.choice(["west", "east"])
+        lesson = f"in {room} rooms number {rng.randrange(10**6)} go {way} first"
         ids = (*map(ord, json.dumps([{"op": "add", "experience": lesson}])), 0)
         return Completion(ids, (-1.0,) * len(ids), (0,) * len(ids), (0,) * len(ids), Finish.STOP)
 
@@ -130,6 +132,7 @@ def manager_of(store: Store, embedder: FilledEmbedder, reply_s: float, entries: 
             SamplingParams(64, stop_ids=(0,)),
             diversity=Diversity(),
             write=WritePolicy(capacity=2 * entries, dedup_cosine=0.95),
+            merge=MergePolicy(every_steps=0, redundancy=0.2),
             queue_size=4 * GROUPS * GROUP_SIZE,
             distil_concurrency=64,
         ),

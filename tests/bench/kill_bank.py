@@ -3,11 +3,11 @@
 Usage:  python tests/bench/kill_bank.py [--kills 50] [--seed 0] [--out docs/results/kill_bank.json]
 
 A child process runs the experience manager on one store file under load: episodes are distilled (three operations each, by a scripted
-extractor), observed, asked about, merged, evicted, checkpointed, with snapshots and a training buffer. It prints the revision and a checksum
-of every state it saw: what is visible counts as acknowledged. At a random moment it is killed; then the file must hold:
+extractor), observed, asked about, merged, evicted, checkpointed, with snapshots and a training buffer. It prints the revision and a
+checksum of every state it saw: what is visible counts as acknowledged. At a random moment it is killed; then the file must hold:
 
 - everything acknowledged: the state at every printed revision replays to the printed checksum;
-- no half operation: three rows of the log for every distillation, or none; every generation with its rows and every row with its generation;
+- no half operation: three rows of the log for every distillation, or none; every row with its generation;
 - no fault that ``verify`` knows, so that replay equals the tables byte for byte.
 
 The next child goes on with the same file. The value is the number of faults.

@@ -65,3 +65,52 @@ def test_an_item_that_was_not_taken_is_not_pending(ending):
         assert pipeline.stop() == taken
 
     asyncio.run(story())
+
+
+def test_what_is_ready_is_prepared_together_and_settled_one_by_one_in_order():
+    async def story():
+        seen = []
+
+        async def work(n):
+            await asyncio.sleep(0.02 if n == 3 else 0)
+            return n
+
+        async def prepare(items):
+            await asyncio.sleep(0.005)
+            seen.append(list(items))
+
+        async def settle(item):
+            seen.append(item)
+
+        pipeline, _ = started(work, settle, queue_size=20, concurrency=10, prepare=prepare, together=4)
+        for n in range(9):
+            assert await pipeline.put(n, timeout_s=10)
+        await asyncio.wait_for(pipeline.idle(), 10)
+        assert [n for n in seen if isinstance(n, int)] == list(range(9))
+        batches = [n for n in seen if isinstance(n, list)]
+        assert [n for batch in batches for n in batch] == list(range(9))
+        assert max(map(len, batches)) <= 4 < 9 / len(batches) * 4
+
+    asyncio.run(story())
+
+
+def test_an_exception_comes_after_what_was_before_it_is_settled():
+    async def story():
+        settled = []
+
+        async def work(n):
+            if n == 2:
+                raise ValueError("two")
+            return n
+
+        async def settle(n):
+            settled.append(n)
+
+        pipeline, tasks = started(work, settle, queue_size=20, concurrency=10)
+        for n in range(5):
+            assert await pipeline.put(n, timeout_s=10)
+        with pytest.raises(ValueError, match="two"):
+            await asyncio.wait_for(tasks[1], 10)
+        assert settled == [0, 1]
+
+    asyncio.run(story())
