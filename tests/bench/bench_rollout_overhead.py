@@ -4,10 +4,10 @@ Usage:  python tests/bench/bench_rollout_overhead.py [--blocks 6] [--reply-ms 20
 
 The same episodes are collected with and without experience, in blocks that take turns (ABBA...). Real: the collector, the environments
 (NetHack dungeons in a worker process), the tokenizer, the manager with its store on disk, MiniLM embeddings, a ScaNN index of 20,000
-entries, Eq. 6, distillation and adaptive merging in the background while the next batch is collected. Stubbed: both models; every reply of the actor
-takes the same time and says what its seed says, so both sides play the same actions whatever the prompt holds (search-and-ask is off: a
-question would add a turn). With experience a batch includes retrieval and handing its episodes over (usage, credit, distillation queue);
-what the extractor makes of them overlaps with the next batches, as in training. The first batch of a block is not counted.
+entries, Eq. 6, distillation and adaptive merging in the background while the next batch is collected. Stubbed: both models; every reply
+of the actor takes the same time and says what its seed says, so both sides play the same actions whatever the prompt holds (search-and-ask
+is off: a question would add a turn). With experience a batch includes retrieval and handing its episodes over (usage, credit, distillation
+queue); what the extractor makes of them overlaps with the next batches, as in training. The first batch of a block is not counted.
 
 The value is time with experience over time without, minus one.
 """
