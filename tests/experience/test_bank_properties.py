@@ -60,6 +60,11 @@ class Bank(RuleBasedStateMachine):
             assert done.written == (), "compare-and-set"
             assert self.writer.state.space(namespace) == before.space(namespace)
 
+    @rule(picks=st.lists(st.integers(0, 30), min_size=2, max_size=3), namespace=SPACES)
+    def merge(self, picks, namespace):
+        if self.ids:
+            self.write([(OpKind.MERGE, "red door key", picks)], namespace, None)
+
     @rule(picks=st.lists(st.integers(0, 30), max_size=3), success=st.booleans(), namespace=SPACES, decay=st.sampled_from([1.0, 0.95]))
     def observe(self, picks, success, namespace, decay):
         self.step += 1
