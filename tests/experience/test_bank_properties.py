@@ -125,5 +125,5 @@ class Bank(RuleBasedStateMachine):
             self.store.close()
 
 
-Bank.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+Bank.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
 TestBank = Bank.TestCase
