@@ -20,10 +20,20 @@ from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.calls import Draft, ExtractorCalls
 from crl_jax.experience.merge import merge_pass
 from crl_jax.experience.merging import MergePolicy
+from crl_jax.experience.reader import Shown
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.writer import Writer, Written
 from crl_jax.records import BankOp, Episode, Generation, OpKind
 from crl_jax.seeds import derive_seed
+
+
+class Answer(NamedTuple):
+    """An answer of search-and-ask. ``generation_id`` is None when nothing is to be credited (evaluation, or the raw entry as a
+    fallback)."""
+
+    text: str
+    generation_id: str | None
+    experience_id: str
 
 
 class Distilled(NamedTuple):
@@ -83,6 +93,7 @@ class Editor:
         """Write what a distillation says."""
         if done.draft is None:
             self._counts["distil_failed"] += 1
+            await self._thread.run(self._writer.drop, [done.episode.id])
             return
         await self._apply(done.draft, done.shown, self._home(done.episode.task.namespace), episode=done.episode)
 
@@ -100,21 +111,39 @@ class Editor:
         self._counts["merges_adaptive"] += 1
         return sum([len(await self._merge_chunk(namespace, cluster)) for cluster in found.clusters])
 
-    async def answer(self, namespace: str, query: str, entry: str, *, name: str, keep: bool) -> tuple[str, str | None]:
-        """The extractor's answer to a question (empty if it gave none) and, if it can be credited, the id of the generation.
+    async def answer(
+        self,
+        namespace: str,
+        query: str,
+        entry: Shown,
+        *,
+        name: str,
+        keep: bool,
+        request: Callable[[Answer], tuple[str, str]] | None = None,
+    ) -> Answer:
+        """The extractor's answer to a question; the entry itself, which credits nobody, if it gave none.
 
-        ``name`` tells the question from all others; without ``keep`` (evaluation) nothing is stored.
+        ``name`` tells the question from all others; without ``keep`` (evaluation) nothing is stored. ``request`` makes of the answer the id
+        and the text that `Store.commit` stores with the generation.
         """
-        draft = await self._calls.ask(query, entry, step=self._step(), name=name)
+        draft = await self._calls.ask(query, entry.text, step=self._step(), name=name)
         text = extractor.answer_text(draft.response)[: self._max_chars] if draft else ""
+        self._counts["ask_fallbacks"] += not text
         if draft is None or not keep:
-            return text, None
+            return Answer(text or entry.text, None, entry.id)
         generation = self._named(draft, "" if text else "empty answer")
-        await self._thread.run(self._writer.write, [], namespace=namespace, author=Author("", 0, self._step()), generations=[generation])
-        if text:
-            return text, generation.id
-        self._buffer.fail(generation.id, step=self._step())
-        return "", None
+        answer = Answer(text or entry.text, generation.id if text else None, entry.id)
+        await self._thread.run(
+            self._writer.write,
+            [],
+            namespace=namespace,
+            author=Author("", 0, self._step()),
+            generations=[generation],
+            request=None if request is None else lambda _: request(answer),
+        )
+        if not text:
+            self._buffer.fail(generation.id, step=self._step())
+        return answer
 
     async def _merge_chunk(self, namespace: str, ids: Sequence[str]) -> Sequence[str]:
         space = self._writer.state.space(namespace)

@@ -16,12 +16,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from crl_jax.experience.bank import BankState, Guided
 from crl_jax.experience.buffer import Sample, TrainingBuffer
 from crl_jax.experience.calls import ExtractorCalls
-from crl_jax.experience.editor import Distilled, Editor
+from crl_jax.experience.editor import Answer, Distilled, Editor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
 from crl_jax.experience.merging import MergePolicy, Merging
@@ -37,15 +37,6 @@ from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.transfer import lifts
 from crl_jax.experience.writer import WritePolicy, Writer
 from crl_jax.records import Episode, SamplingParams, Status
-
-
-class Answer(NamedTuple):
-    """An answer of search-and-ask. ``generation_id`` is None when nothing is to be credited (evaluation, or the raw entry as a
-    fallback)."""
-
-    text: str
-    generation_id: str | None
-    experience_id: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,21 +231,18 @@ class ExperienceManager:
         self._check()
         return await self._reader.retrieve(namespace, text, peek=peek)
 
-    async def ask(self, namespace: str, query: str, *, episode_id: str, number: int = 0, peek: bool = False) -> Answer | None:
+    async def ask(self, namespace: str, query: str, *, episode_id: str, number: int = 0, peek: bool = False, **kept: Any) -> Answer | None:
         """Search-and-ask: the extractor's answer to an actor's question, written with the nearest entry; None if there is no entry.
 
         ``number`` counts the questions of the episode. If the extractor does not answer in time or says nothing, the entry itself is the
-        answer.
+        answer. ``kept``: ``request`` of `Editor.answer`.
         """
         self._check()
         entry = await self._reader.nearest(namespace, query)
         if entry is None:
             self.counts["asks_without_entry"] += 1
             return None
-        text, generation_id = await self._editor.answer(namespace, query, entry.text, name=f"{episode_id}/{number}", keep=not peek)
-        if not text:
-            self.counts["ask_fallbacks"] += 1
-        return Answer(text or entry.text, generation_id, entry.id)
+        return await self._editor.answer(namespace, query, entry, name=f"{episode_id}/{number}", keep=not peek, **kept)
 
     # ------------------------------------------------------------------------------------------------------------ learning from episodes
 
@@ -266,9 +254,10 @@ class ExperienceManager:
         self._submitted += taken
         return taken
 
-    async def observe(self, episodes: Sequence[Episode]) -> None:
+    async def observe(self, episodes: Sequence[Episode], **kept: Any) -> None:
         """Count what finished *training* episodes were shown, and credit the generations behind it. Give whole groups: the reward of a
-        guided episode may depend on the free half (`reward`). Never call it with evaluation episodes."""
+        guided episode may depend on the free half (`reward`). Never call it with evaluation episodes. ``kept``: ``request`` and ``also`` of
+        `Writer.observe`."""
         self._check()
         self._reader.release(episodes)
         scored = [episode for episode in episodes if episode.status is not Status.ENV_ERROR]
@@ -281,7 +270,7 @@ class ExperienceManager:
             for e in scored
             for i in dict.fromkeys(e.shown or ("",))
         ]
-        await self._thread.run(self._writer.observe, guided, step=self.step, decay=self._decay())
+        await self._thread.run(self._writer.observe, guided, step=self.step, decay=self._decay(), **kept)
 
     async def pop_batch(self) -> list[Sample] | None:
         """The next batch for the extractor's learner, or None; see `TrainingBuffer.pop_batch`."""
@@ -311,17 +300,18 @@ class ExperienceManager:
         await self._thread.run(snapshot, self._store, keep=self._o.snapshots)
         return {"revision": self.state.revision, "step": self.step, "buffer": data}
 
-    async def restore(self, saved: dict[str, Any], *, rewind: bool = True) -> None:
+    async def restore(self, saved: dict[str, Any], *, rewind: bool = True, **kept: Any) -> None:
         """Resume at a `checkpoint`. Call it before the first episode.
 
         With ``rewind`` the bank goes back to the checkpoint's revision (later operations stay in the log, marked abandoned); without it the
-        bank keeps everything it acknowledged. Step and training buffer are the checkpoint's either way. Raises ValueError for a bank that
-        never was where the checkpoint is: the buffer's generations would not be those of this bank.
+        bank keeps everything it acknowledged. Step and training buffer are the checkpoint's either way. ``kept``: ``also`` of
+        `Store.rewind`. Raises ValueError for a bank that never was where the checkpoint is: the buffer's generations would not be those of
+        this bank.
         """
         self._check()
         revision = int(saved["revision"])
         if rewind:
-            await self._thread.run(self._writer.rewind, revision)
+            await self._thread.run(self._writer.rewind, revision, **kept)
         elif self.state.revision < revision:
             raise ValueError(
                 f"the checkpoint belongs to revision {revision} of the bank, but this bank only reached {self.state.revision}: put the "

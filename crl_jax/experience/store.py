@@ -109,12 +109,14 @@ class Store:
         generations: Sequence[Generation] = (),
         request: tuple[str, str] | None = None,
         distilled: Sequence[str] = (),
+        also: Callable[[sqlite3.Connection], None] | None = None,
     ) -> int:
         """Write one batch in one transaction; returns the stored revision. When it returns, the batch is acknowledged.
 
         ``vectors`` holds the embeddings of the entries written by the batch, ``fingerprint`` the embedder that made them. ``request`` is an
-        id and the answer to give when it is asked again, ``distilled`` are episodes of the inbox that are done with it. Raises StoreError,
-        and writes nothing, if the batch does not start at the stored revision or the disk refuses.
+        id and the answer to give when it is asked again, ``distilled`` are episodes of the inbox that are done with it, ``also`` writes
+        further rows of the transaction. Raises StoreError, and writes nothing, if the batch does not start at the stored revision or the
+        disk refuses.
         """
         with self._lock, self._transaction() as db:
             revision = _revision(db)
@@ -136,6 +138,8 @@ class Store:
             if request is not None:
                 db.execute("INSERT INTO requests (id, answer) VALUES (?,?)", request)
             db.executemany("DELETE FROM inbox WHERE id=?", [(episode_id,) for episode_id in distilled])
+            if also is not None:
+                also(db)
             db.execute("UPDATE meta SET value=? WHERE key='revision'", (str(revision),))
             return revision
 
@@ -165,7 +169,7 @@ class Store:
         with self._lock, self._transaction() as db:
             db.execute("DELETE FROM requests WHERE number <= (SELECT coalesce(max(number), 0) FROM requests) - ?", (keep,))
 
-    def rewind(self, revision: int) -> BankState:
+    def rewind(self, revision: int, *, also: Callable[[sqlite3.Connection], None] | None = None) -> BankState:
         """Make ``revision`` the current state again and return it. Later log rows stay, marked abandoned; generations stay.
 
         Used on resume: a checkpoint names the revision it belongs to. Raises ValueError if the store never was at ``revision``, or was
@@ -181,6 +185,8 @@ class Store:
             db.execute("DELETE FROM requests")  # their effects may be among what is undone
             rows.set_sums(db, state)
             db.execute("UPDATE meta SET value=? WHERE key='revision'", (str(revision),))
+            if also is not None:
+                also(db)
             return state
 
     def backup(self, target: pathlib.Path) -> None:

@@ -8,6 +8,7 @@ know the event loop (its methods block; the manager runs them in the writer thre
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -65,9 +66,9 @@ class Writer:
         counted; what still has none stays in the bank and is counted as ``unsearchable``."""
         self._adopt(self._store.load())
 
-    def rewind(self, revision: int) -> None:
+    def rewind(self, revision: int, *, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
         """Back to a revision of the past (resume from a checkpoint): store, state and a new index."""
-        self._adopt(self._store.rewind(revision))
+        self._adopt(self._store.rewind(revision, also=also))
 
     def _adopt(self, state: BankState) -> None:
         stored, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim)
@@ -101,9 +102,11 @@ class Writer:
         generations: Sequence[Generation] = (),
         distilled: Sequence[str] = (),
         reason: str = "",
+        request: Callable[[Written], tuple[str, str]] | None = None,
     ) -> Written:
         """Apply one batch of operations of one author. ``generations`` are stored, and the episodes ``distilled`` leave the inbox, in the
-        same transaction. With ``reason`` "dedup" new entries inherit the usage of those they replace."""
+        same transaction, in which ``request`` stores an id and the answer it makes of what was done. With ``reason`` "dedup" new entries
+        inherit the usage of those they replace."""
         texts = [op.text for op in ops if op.text.strip()]
         embedded = {text: self._prepared.pop(text) for text in texts if text in self._prepared}
         if missing := [text for text in texts if text not in embedded]:
@@ -116,11 +119,13 @@ class Writer:
             else:
                 batch.apply(op, op_index, vector, reason)
         batch.evict()
+        done = Written(tuple(batch.written), tuple(batch.retired), batch.duplicated, batch.evicted, tuple(batch.problems))
         self._store.commit(
             batch.changes,
             vectors=batch.vectors,
             fingerprint=self._embedder.fingerprint,
             generations=generations,
+            request=None if request is None else request(done),
             distilled=distilled,
         )
         stale = [i for i in batch.retired if i not in batch.vectors and i not in self.unsearchable]
@@ -131,15 +136,28 @@ class Writer:
         if stale:
             self.index.remove(stale)
         self.unsearchable.difference_update(batch.retired)
-        return Written(tuple(batch.written), tuple(batch.retired), batch.duplicated, batch.evicted, tuple(batch.problems))
+        return done
 
-    def observe(self, guided: Sequence[Guided], *, step: int, decay: float = 1.0) -> None:
-        """Count finished episodes (`bank.observe`)."""
+    def observe(
+        self,
+        guided: Sequence[Guided],
+        *,
+        step: int,
+        decay: float = 1.0,
+        request: tuple[str, str] | None = None,
+        also: Callable[[sqlite3.Connection], None] | None = None,
+    ) -> None:
+        """Count finished episodes (`bank.observe`); ``request`` and ``also``: see `Store.commit`."""
         known = [item for item in guided if not item.experience_id or self.state.find(item.experience_id) is not None]
         state = bank.observe(self.state, known, step=step, decay=decay)
-        if state is not self.state:
-            self._store.commit([Observation(self.state.revision, tuple(known), step, state, decay)])
-            self.state = state
+        changes = [] if state is self.state else [Observation(self.state.revision, tuple(known), step, state, decay)]
+        if changes or request is not None or also is not None:
+            self._store.commit(changes, request=request, also=also)
+        self.state = state
+
+    def drop(self, episode_ids: Sequence[str]) -> None:
+        """Episodes that will not be distilled leave the inbox."""
+        self._store.drop_inbox(episode_ids)
 
     def redundancy(self, namespace: str, policy: MergePolicy, *, seed: int) -> Redundancy:
         """How redundant a namespace is, by a seeded sample of its entries."""
