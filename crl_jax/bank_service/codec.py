@@ -1,0 +1,163 @@
+"""Records of crl_jax as messages of the bank's protocol, and back.
+
+Owns: that mapping. Promises: what comes back equals what went, but for the token log of an episode, which does not travel: the bank does
+not read it; a message that cannot be a record is refused with what would be one. Does not: check sizes (``limits``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import typing
+from typing import Any, TypeVar
+
+from google.protobuf import json_format
+
+from crl_jax.bank_service import bank_pb2 as pb
+from crl_jax.bank_service.limits import Refused, named
+from crl_jax.experience.buffer import Sample
+from crl_jax.experience.reader import Shown
+from crl_jax.records import (
+    BankOp,
+    Condition,
+    Episode,
+    Experience,
+    Generation,
+    GenerationKind,
+    OpKind,
+    Status,
+    Task,
+    TokenLog,
+    Turn,
+    Usage,
+)
+
+Kind = TypeVar("Kind", bound=enum.Enum)
+
+
+def episode_to_proto(e: Episode, *, turns: bool = True) -> pb.Episode:
+    """A finished episode; without ``turns`` what usage and credit need."""
+    return pb.Episode(
+        id=e.id,
+        group_id=e.group_id,
+        condition=e.condition.value,
+        task=pb.Task(env=e.task.env, seed=e.task.seed, goal=e.task.goal, namespace=e.task.namespace),
+        turns=[
+            pb.Turn(observation=t.observation, reply=t.reply, span_start=t.span[0], span_end=t.span[1], tool=t.tool, valid=t.valid)
+            for t in (e.turns if turns else ())
+        ],
+        final_observation=e.final_observation if turns else "",
+        status=e.status.value,
+        success=e.success,
+        reward=e.reward,
+        shown=e.shown,
+        asks=e.asks,
+        started_version=e.started_version,
+    )
+
+
+def episode_from_proto(m: pb.Episode) -> Episode:
+    """Raises Refused for a message without id or namespace, with an unknown condition or status, or a reward that is no number."""
+    reward = m.reward if m.HasField("reward") else None
+    if reward is not None and not math.isfinite(reward):
+        raise Refused("INVALID_ARGUMENT", f"episode {m.id}: a reward of {reward} is no number: leave it out if nothing scored the episode")
+    return Episode(
+        id=named("the id of an episode", m.id),
+        group_id=m.group_id,
+        condition=_value(Condition, m.condition, "condition"),
+        task=Task(m.task.env, m.task.seed, m.task.goal, named("task.namespace of an episode", m.task.namespace)),
+        log=TokenLog.empty(),
+        turns=tuple(Turn(t.observation, t.reply, (t.span_start, t.span_end), t.tool, t.valid) for t in m.turns),
+        final_observation=m.final_observation,
+        status=_value(Status, m.status, "status"),
+        success=m.success,
+        reward=reward,
+        shown=tuple(m.shown),
+        asks=tuple(m.asks),
+        started_version=m.started_version,
+    )
+
+
+def episode_to_text(e: Episode) -> str:
+    """As it lies in the inbox: JSON."""
+    return json_format.MessageToJson(episode_to_proto(e), indent=None, preserving_proto_field_name=True)
+
+
+def episode_from_text(text: str) -> Episode:
+    """Of `episode_to_text`. Raises json_format.ParseError for anything else."""
+    return episode_from_proto(json_format.Parse(text, pb.Episode(), ignore_unknown_fields=True))
+
+
+def shown_to_proto(found: list[Shown]) -> pb.ShownList:
+    """What one query is shown."""
+    return pb.ShownList(shown=[pb.Shown(id=s.id, text=s.text, similarity=s.similarity) for s in found])
+
+
+def shown_from_proto(m: pb.ShownList) -> list[Shown]:
+    """What one query is shown."""
+    return [Shown(s.id, s.text, s.similarity) for s in m.shown]
+
+
+def op_to_proto(op: BankOp) -> pb.Op:
+    """One operation."""
+    return pb.Op(kind=op.kind.value, text=op.text, targets=op.targets)
+
+
+def op_from_proto(m: pb.Op) -> BankOp:
+    """Raises Refused for an unknown kind, and for the one that does nothing."""
+    kind = _value(OpKind, m.kind, "kind", but=OpKind.NOOP)
+    return BankOp(kind, m.text, tuple(m.targets))
+
+
+def experience_to_proto(e: Experience) -> pb.Experience:
+    """One lesson."""
+    return pb.Experience(**dataclasses.asdict(e))
+
+
+def experience_from_proto(m: pb.Experience) -> Experience:
+    """One lesson."""
+    found = {f.name: getattr(m, f.name) for f in dataclasses.fields(Experience)}
+    outcome = m.outcome if m.HasField("outcome") else None
+    return Experience(**found | {"episode_ids": tuple(m.episode_ids), "parents": tuple(m.parents), "outcome": outcome})
+
+
+def usage_to_proto(u: Usage) -> pb.Usage:
+    """The counters of a lesson."""
+    return pb.Usage(**dataclasses.asdict(u))
+
+
+def usage_from_proto(m: pb.Usage) -> Usage:
+    """The counters of a lesson."""
+    return Usage(**{f.name: getattr(m, f.name) for f in dataclasses.fields(Usage)})
+
+
+def generation_to_proto(g: Generation) -> pb.Generation:
+    """One generation, whole."""
+    return pb.Generation(**dataclasses.asdict(g) | {"kind": g.kind.value})
+
+
+def generation_from_proto(m: pb.Generation) -> Generation:
+    """One generation, whole."""
+    found: dict[str, Any] = {f.name: getattr(m, f.name) for f in dataclasses.fields(Generation)}
+    columns = {name: tuple(found[name]) for name in ("prompt_ids", "response_ids", "logps", "versions")}
+    return Generation(**found | columns | {"kind": GenerationKind(m.kind)})
+
+
+def sample_values(sample: Sample) -> dict[str, float]:
+    """The numbers of a popped generation by name."""
+    return {name: float(value) for name, value in sample._asdict().items() if name != "generation"}
+
+
+def sample_of(generation: Generation, values: dict[str, float]) -> Sample:
+    """A popped generation of its numbers; a number that this version does not know is left out."""
+    types = typing.get_type_hints(Sample)
+    known = {name: int(value) if types[name] is int else value for name, value in values.items() if name in types}
+    return Sample(generation=generation, **known)  # type: ignore[arg-type]
+
+
+def _value(kind: type[Kind], text: str, what: str, but: Kind | None = None) -> Kind:
+    known = [member.value for member in kind if member is not but]
+    if text not in known:
+        raise Refused("INVALID_ARGUMENT", f"{what} {text[:40]!r} is unknown: use one of {', '.join(known)}")
+    return kind(text)

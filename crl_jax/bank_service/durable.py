@@ -1,0 +1,282 @@
+"""An experience manager whose every change can be asked for again.
+
+Owns: the answers of requests, the inbox of episodes, the training step on disk. Promises: the answer of a request is stored in the
+transaction of its effect, so a repeated request changes nothing twice, also after a killed process; a submitted episode is on disk before
+`submit_once` returns, and is distilled at the latest after the next start; what a refused commit had changed in memory is undone. Does
+not: know messages or connections (``service``).
+
+Kept on disk with each observation, batch and step: the training buffer. Evidence of a response that could not be read is kept with the
+next of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from crl_jax.bank_service import codec
+from crl_jax.bank_service.limits import Refused
+from crl_jax.bank_service.once import Once
+from crl_jax.experience.bank import Author
+from crl_jax.experience.manager import Answer, ExperienceManager
+from crl_jax.experience.store import Store, StoreError
+from crl_jax.experience.writer import Written
+from crl_jax.records import BankOp, Episode
+
+KEPT_REQUESTS = 100_000  # answers on disk; older ones are forgotten
+_STEP = "service_step"  # the row of ``meta``
+_EMPTY = json.dumps({"waiting": [], "trained": [], "counts": {}})
+
+
+class DurableManager(ExperienceManager):
+    """Mutable service. The ``..._once`` methods take a key that names the request. ``learns`` is False without an extractor: episodes are
+    not taken, and those in the inbox stay there."""
+
+    def __init__(self, *, store: Store, learns: bool = True, **parts: Any) -> None:
+        super().__init__(store=store, **parts)
+        self.learns = learns
+        self._once: Once[str] = Once(self._answered, self.counts)
+        self._waiting: deque[Episode] = deque()  # in the inbox, not yet in the queue
+        self._promised = 0  # episodes of calls that are being taken
+        self._wake = asyncio.Event()
+        self._feeder: asyncio.Task[None] | None = None
+        self._answers = 0
+
+    async def start(self) -> None:
+        """Load the bank, begin the tasks, take up the episodes that wait in the inbox."""
+        await super().start()
+        self.step = await self._thread.run(self._store.read, _step_of)
+        await self._thread.run(self._store.forget_requests, KEPT_REQUESTS)
+        inbox = await self._thread.run(self._store.inbox)
+        self.counts["inbox_at_start"] = len(inbox)
+        if self.learns:
+            self._waiting.extend(map(codec.episode_from_text, inbox.values()))
+            self._feeder = self._spawn(self._feed())
+
+    async def drain(self, deadline_s: float) -> int:
+        """As `ExperienceManager.drain`, and the inbox is empty."""
+        left_s = await self._fed(deadline_s)
+        return await super().drain(left_s) + len(self._waiting)
+
+    async def aclose(self, deadline_s: float = 30.0) -> int:
+        """Finish what was begun, then stop. Returns how many episodes are not distilled: they stay in the inbox for the next start."""
+        left_s = await self._fed(deadline_s)
+        if self._feeder is not None:
+            self._feeder.cancel()
+        await self._once.settled(left_s)
+        return len(self._waiting) + await super().aclose(left_s)
+
+    def stats(self) -> dict[str, float]:
+        """Also ``inbox``: episodes that were taken and are not distilled."""
+        return {**super().stats(), "inbox": self._in_hand, "learns": float(self.learns)}
+
+    # ------------------------------------------------------------------------------------------------------------ changes, once
+
+    async def write_once(self, key: str, namespace: str, ops: Sequence[BankOp]) -> dict[str, Any]:
+        """Operations of a person or another agent, as one batch without a generation: ids written and retired, duplicates, evicted,
+        problems."""
+
+        async def work() -> str:
+            author = Author("", 0, self.step)
+            done = await self._thread.run(
+                self._writer.write,
+                ops,
+                namespace=self._o.routing.home(namespace),
+                author=author,
+                request=lambda written: (key, _summary(written)),
+            )
+            self.counts["entries_by_hand"] += len(done.written)
+            return _summary(done)
+
+        return json.loads(await self._do(key, work))
+
+    async def observe_once(self, key: str, episodes: Sequence[Episode]) -> None:
+        """As `observe`."""
+
+        async def work() -> str:
+            before = self.buffer.to_json()
+            try:
+                await self.observe(episodes, request=(key, "{}"), also=self._keep_buffer)
+            except StoreError:
+                self.buffer.restore(before)
+                raise
+            return "{}"
+
+        await self._do(key, work)
+
+    async def ask_once(self, key: str, namespace: str, query: str, *, episode_id: str, number: int) -> Answer | None:
+        """As `ask`."""
+
+        async def work() -> str:
+            answer = await self.ask(namespace, query, episode_id=episode_id, number=number, request=lambda found: (key, json.dumps(found)))
+            return json.dumps(answer)
+
+        found = json.loads(await self._do(key, work))
+        return None if found is None else Answer(*found)
+
+    async def submit_once(self, key: str, episodes: Sequence[Episode], *, timeout_s: float) -> None:
+        """Put episodes into the inbox. Raises Refused when it has no room for all of them until the deadline, or has one of their ids."""
+
+        async def work() -> str:
+            if len({episode.id for episode in episodes}) < len(episodes):
+                raise Refused("INVALID_ARGUMENT", "two episodes of the call have the same id: give each its own")
+            await self._room(len(episodes), timeout_s)
+            self._promised += len(episodes)
+            try:
+                items = {episode.id: codec.episode_to_text(episode) for episode in episodes}
+                await self._thread.run(self._store.transaction, lambda db: _take(db, key, items))
+                self._waiting.extend(episodes)
+            finally:
+                self._promised -= len(episodes)
+            self._wake.set()
+            return "{}"
+
+        await self._do(key, work)
+
+    async def step_once(self, key: str, step: int) -> None:
+        """As `on_step`; the step outlives the process."""
+
+        async def work() -> str:
+            self.on_step(step)
+            await self._thread.run(self._store.transaction, lambda db: self._keep(db, key, "{}", step=step))
+            return "{}"
+
+        await self._do(key, work)
+
+    async def pop_once(self, key: str) -> list[dict[str, Any]] | None:
+        """As `pop_batch`: for each sample ``generation_id`` and ``values`` (`codec.sample_values`)."""
+
+        async def work() -> str:
+            self._check()
+            return await self._thread.run(self._pop, key)
+
+        return json.loads(await self._do(key, work))
+
+    async def record_once(self, key: str, generation_ids: Sequence[str], step: int) -> None:
+        """The extractor was trained at ``step`` on these generations."""
+
+        async def work() -> str:
+            before = self.buffer.to_json()
+            self.buffer.record_trained(list(generation_ids), step=step)
+            try:
+                await self._thread.run(self._store.transaction, lambda db: self._keep(db, key, "{}"))
+            except StoreError:
+                self.buffer.restore(before)
+                raise
+            return "{}"
+
+        await self._do(key, work)
+
+    async def restore_once(self, key: str, saved: dict[str, Any] | None, *, rewind: bool, timeout_s: float) -> None:
+        """As `restore`; None: as `restart`. With ``rewind`` episodes that wait are dropped, and what is being distilled is waited for."""
+        record = saved or {"revision": 0, "step": 0, "buffer": _EMPTY}
+
+        def keep(db: sqlite3.Connection) -> None:
+            if rewind:
+                db.execute("DELETE FROM inbox")
+            self._keep(db, key, "{}", step=int(record["step"]), buffer=str(record["buffer"]))
+
+        async def work() -> str:
+            if rewind:
+                self._waiting.clear()
+                if left := await super(DurableManager, self).drain(timeout_s):
+                    late = f"{left} episodes are still being distilled after {timeout_s:.0f} s"
+                    raise Refused("FAILED_PRECONDITION", f"{late}: restore when nothing runs, or give the call more time")
+            await self.restore(record, rewind=rewind, **({"also": keep} if rewind else {}))
+            if not rewind:
+                await self._thread.run(self._store.transaction, keep)
+            return "{}"
+
+        await self._do(key, work)
+
+    # ------------------------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _in_hand(self) -> int:
+        return len(self._waiting) + self._promised + self._pipeline.pending
+
+    async def _do(self, key: str, work: Callable[[], Awaitable[str]]) -> str:
+        self._check()
+        answer = await self._once.do(key, work)
+        self._answers += 1
+        if self._answers % 1000 == 0:
+            await self._thread.run(self._store.forget_requests, KEPT_REQUESTS)
+        return answer
+
+    async def _answered(self, key: str) -> str | None:
+        return await self._thread.run(self._store.answered, key)
+
+    async def _feed(self) -> None:
+        while True:
+            while self._waiting:
+                episode = self._waiting[0]
+                if await self.submit(episode) and self._waiting and self._waiting[0] is episode:  # a restore may have emptied it
+                    self._waiting.popleft()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _fed(self, deadline_s: float) -> float:
+        """Wait until all of the inbox is in the queue; returns what is left of the deadline in seconds."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + deadline_s
+        while self._waiting and loop.time() < end_s and not self.failed.done():
+            await asyncio.sleep(0.02)
+        return max(0.0, end_s - loop.time())
+
+    async def _room(self, count: int, timeout_s: float) -> None:
+        most = self._o.queue_size
+        if count > most:
+            raise Refused("RESOURCE_EXHAUSTED", f"{count} episodes in one call, the inbox holds {most}: send them in several calls")
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
+        while self._in_hand + count > most:
+            if loop.time() >= end_s:
+                full = f"{self._in_hand} episodes wait for distillation, {most} at most"
+                raise Refused("RESOURCE_EXHAUSTED", f"{full}: submit fewer, or give the extractor's server more slots")
+            await asyncio.sleep(0.02)
+            self._check()
+
+    def _pop(self, key: str) -> str:
+        before = self.buffer.to_json()
+        batch = self.buffer.pop_batch(self._store.generation)
+        if batch is None:
+            return "null"
+        answer = json.dumps([{"generation_id": s.generation.id, "values": codec.sample_values(s)} for s in batch])
+        try:
+            self._store.transaction(lambda db: self._keep(db, key, answer))
+        except StoreError:
+            self.buffer.restore(before)
+            raise
+        return answer
+
+    def _keep_buffer(self, db: sqlite3.Connection) -> None:
+        db.execute("INSERT OR REPLACE INTO buffer VALUES (0, ?)", (self.buffer.to_json(),))
+
+    def _keep(self, db: sqlite3.Connection, key: str, answer: str, *, step: int | None = None, buffer: str | None = None) -> None:
+        db.execute("INSERT INTO requests (id, answer) VALUES (?,?)", (key, answer))
+        db.execute("INSERT OR REPLACE INTO buffer VALUES (0, ?)", (self.buffer.to_json() if buffer is None else buffer,))
+        if step is not None:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (_STEP, str(step)))
+
+
+def _take(db: sqlite3.Connection, key: str, items: dict[str, str]) -> None:
+    for episode_id, text in items.items():
+        if db.execute("SELECT 1 FROM inbox WHERE id=?", (episode_id,)).fetchone():
+            fix = "give every run its own ids (bank.server.run), or wait until it is distilled"
+            raise Refused("ALREADY_EXISTS", f"another episode {episode_id} waits for distillation: {fix}")
+        db.execute("INSERT INTO inbox (id, data) VALUES (?,?)", (episode_id, text))
+    db.execute("INSERT INTO requests (id, answer) VALUES (?,?)", (key, "{}"))
+
+
+def _step_of(db: sqlite3.Connection) -> int:
+    row = db.execute("SELECT value FROM meta WHERE key=?", (_STEP,)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _summary(done: Written) -> str:
+    found = {"written": [entry.id for entry in done.written], "retired": done.retired, "duplicates": done.duplicates}
+    return json.dumps(found | {"evicted": done.evicted, "problems": done.problems})
