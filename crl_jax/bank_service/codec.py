@@ -117,7 +117,7 @@ def experience_to_proto(e: Experience) -> pb.Experience:
 
 def experience_from_proto(m: pb.Experience) -> Experience:
     """One lesson."""
-    found = {f.name: getattr(m, f.name) for f in dataclasses.fields(Experience)}
+    found: dict[str, Any] = {f.name: getattr(m, f.name) for f in dataclasses.fields(Experience)}
     outcome = m.outcome if m.HasField("outcome") else None
     return Experience(**found | {"episode_ids": tuple(m.episode_ids), "parents": tuple(m.parents), "outcome": outcome})
 
@@ -134,14 +134,16 @@ def usage_from_proto(m: pb.Usage) -> Usage:
 
 def generation_to_proto(g: Generation) -> pb.Generation:
     """One generation, whole."""
-    return pb.Generation(**dataclasses.asdict(g) | {"kind": g.kind.value})
+    columns: dict[str, Any] = dataclasses.asdict(g) | {"kind": g.kind.value}
+    return pb.Generation(**columns)
 
 
 def generation_from_proto(m: pb.Generation) -> Generation:
     """One generation, whole."""
     found: dict[str, Any] = {f.name: getattr(m, f.name) for f in dataclasses.fields(Generation)}
-    columns = {name: tuple(found[name]) for name in ("prompt_ids", "response_ids", "logps", "versions")}
-    return Generation(**found | columns | {"kind": GenerationKind(m.kind)})
+    found |= {name: tuple(found[name]) for name in ("prompt_ids", "response_ids", "logps", "versions")}
+    found["kind"] = GenerationKind(m.kind)
+    return Generation(**found)
 
 
 def sample_values(sample: Sample) -> dict[str, float]:
@@ -152,8 +154,8 @@ def sample_values(sample: Sample) -> dict[str, float]:
 def sample_of(generation: Generation, values: dict[str, float]) -> Sample:
     """A popped generation of its numbers; a number that this version does not know is left out."""
     types = typing.get_type_hints(Sample)
-    known = {name: int(value) if types[name] is int else value for name, value in values.items() if name in types}
-    return Sample(generation=generation, **known)  # type: ignore[arg-type]
+    known: dict[str, Any] = {name: int(value) if types[name] is int else value for name, value in values.items() if name in types}
+    return Sample(generation=generation, **known)
 
 
 def _value(kind: type[Kind], text: str, what: str, but: Kind | None = None) -> Kind:

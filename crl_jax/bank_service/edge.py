@@ -166,7 +166,7 @@ class Edge:
 
 
 def _channel(address: Address, message_bytes: int) -> grpc.aio.Channel:
-    options = [
+    options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", message_bytes + 2**20),
         ("grpc.max_send_message_length", message_bytes + 2**20),
         ("grpc.keepalive_time_ms", 30_000),

@@ -73,7 +73,7 @@ class BankServer:
         except RuntimeError as error:
             fix = "it is in use or not this machine's, or the certificate and key do not belong together"
             raise AddressError(f"cannot listen on {address}: {fix}; choose another --port or --host") from error
-        self._health = health.aio.HealthServicer()
+        self._health: Any = getattr(health, "aio").HealthServicer()  # noqa: B009 (its types do not know it)
 
     async def start(self, service: BankService, log: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> Gate:
         """Answer calls from now on."""
