@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -31,6 +31,7 @@ from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
 from crl_jax.experience.merging import MergePolicy
+from crl_jax.experience.protocols import Completer
 from crl_jax.experience.reader import Routing
 from crl_jax.experience.recover import open_or_recover
 from crl_jax.experience.retrieve import Diversity
@@ -61,6 +62,8 @@ from crl_jax.serving.sampler import Sampler
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
+
+Managed = TypeVar("Managed", bound=ExperienceManager)
 
 
 @dataclasses.dataclass
@@ -196,7 +199,9 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
             extractor = _role(config, "extractor", config.extractor, parts["extractor"], None, shell, stack)
             store = copy_of(folder / BANK_FILE) if read_only else _open_bank(folder / BANK_FILE)
             stack.callback(store.close)
-            manager = _manager(config, store, lessons, extractor.sampler, parts["extractor"].codec, shell, stack)
+            manager = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
+            shell.call(manager.start(), 120.0, "opening the experience bank")
+            stack.callback(lambda: shell.call(manager.aclose(), 60.0, "closing the experience bank"))
         pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
         shell.call(pool.__aenter__(), 120.0, "starting the environment workers")
         stack.callback(lambda: shell.call(pool.close(), 30.0, "stopping the environment workers"))
@@ -308,19 +313,19 @@ def _gate(config: Config, texts: GatePrompts, manager: ExperienceManager, sample
     return Gate(sampler, codec, settings, lambda experience_id: manager.state.usage.get(experience_id, Usage()))
 
 
-def _manager(
+def manager_of(
     config: Config,
     store: Store,
     prompts: ExtractorPrompts,
-    sampler: Sampler,
+    sampler: Completer,
     codec: ChatCodec,
-    shell: Shell,
-    stack: contextlib.ExitStack,
-) -> ExperienceManager:
+    make: Callable[..., Managed] = ExperienceManager,
+) -> Managed:
+    """The bank's manager with the options of ``config``, not started; ``make`` is its class."""
     b, e = config.bank, config.extractor
     embedder = MiniLM()
     make_index: functools.partial[Index] = functools.partial(ScannIndex, embedder.dim)
-    manager = ExperienceManager(
+    return make(
         store=store,
         embedder=embedder,
         make_index=make_index,
@@ -369,6 +374,3 @@ def _manager(
             seed=derive_seed(config.run.seed, "bank"),
         ),
     )
-    shell.call(manager.start(), 120.0, "opening the experience bank")
-    stack.callback(lambda: shell.call(manager.aclose(), 60.0, "closing the experience bank"))
-    return manager

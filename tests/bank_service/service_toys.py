@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -84,7 +85,10 @@ def remote(url, **options):
 def start_process(path, port, *arguments):
     """A server process, when it is ready."""
     command = [sys.executable, str(pathlib.Path(__file__).with_name("serve_toy.py")), str(path), str(port), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     line = process.stdout.readline()
     if not line.startswith("ready "):
         process.kill()
