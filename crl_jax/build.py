@@ -31,7 +31,7 @@ from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
 from crl_jax.experience.merging import MergePolicy
-from crl_jax.experience.protocols import Completer
+from crl_jax.experience.protocols import Completer, Words
 from crl_jax.experience.reader import Routing
 from crl_jax.experience.recover import open_or_recover
 from crl_jax.experience.retrieve import Diversity
@@ -197,7 +197,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         extractor, manager = None, None
         if "extractor" in parts:
             extractor = _role(config, "extractor", config.extractor, parts["extractor"], None, shell, stack)
-            store = copy_of(folder / BANK_FILE) if read_only else _open_bank(folder / BANK_FILE)
+            store = copy_of(folder / BANK_FILE) if read_only else open_bank(folder / BANK_FILE)
             stack.callback(store.close)
             manager = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
             shell.call(manager.start(), 120.0, "opening the experience bank")
@@ -256,7 +256,7 @@ def action_trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> Acti
     return ActionTrie.build([[*codec.encode(lead + action), codec.stop_ids[0]] for action in actions])
 
 
-def _sampling(role: RoleConfig, codec: ChatCodec, *, seed: int, constrained: bool = False) -> SamplingParams:
+def _sampling(role: RoleConfig, codec: Words, *, seed: int, constrained: bool = False) -> SamplingParams:
     s = role.sampling
     return SamplingParams(
         max_new_tokens=s.max_new_tokens,
@@ -296,7 +296,7 @@ def _role(
     )
 
 
-def _open_bank(path: pathlib.Path) -> Store:
+def open_bank(path: pathlib.Path) -> Store:
     """The run's bank; of a damaged file the last good state, with a warning that says what became of it."""
     store, recovery = open_or_recover(path)
     if recovery is not None:
@@ -318,7 +318,7 @@ def manager_of(
     store: Store,
     prompts: ExtractorPrompts,
     sampler: Completer,
-    codec: ChatCodec,
+    codec: Words,
     make: Callable[..., Managed] = ExperienceManager,
 ) -> Managed:
     """The bank's manager with the options of ``config``, not started; ``make`` is its class."""

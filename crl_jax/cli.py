@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.benchmarks import SCRIPTS
+from crl_jax.serve_bank_command import add_serve
 
 if TYPE_CHECKING:
     from crl_jax.config import Config
@@ -139,6 +140,7 @@ def _env_commands(commands: Any) -> None:
 
 def _bank_commands(commands: Any) -> None:
     bank = commands.add_parser("bank", help="look at the experience bank of a run").add_subparsers(required=True, metavar="ACTION")
+    add_serve(_command(bank, "serve", None, "serve a bank over gRPC, for runs on several machines and for people who use it alone"))
     for name, run, text in (
         ("ls", _bank_ls, "list entries, newest first"),
         ("show", _bank_show, "show one entry and the generation that wrote it"),

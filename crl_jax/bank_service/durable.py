@@ -266,7 +266,7 @@ class DurableManager(ExperienceManager):
 def _take(db: sqlite3.Connection, key: str, items: dict[str, str]) -> None:
     for episode_id, text in items.items():
         if db.execute("SELECT 1 FROM inbox WHERE id=?", (episode_id,)).fetchone():
-            fix = "give every run its own ids (bank.server.run), or wait until it is distilled"
+            fix = "give every run its own name (run.name), or wait until it is distilled"
             raise Refused("ALREADY_EXISTS", f"another episode {episode_id} waits for distillation: {fix}")
         db.execute("INSERT INTO inbox (id, data) VALUES (?,?)", (episode_id, text))
     db.execute("INSERT INTO requests (id, answer) VALUES (?,?)", (key, "{}"))

@@ -34,6 +34,23 @@ class Decode(Protocol):
     def __call__(self, ids: Sequence[int], /) -> str: ...
 
 
+class Words(Protocol):
+    """A tokenizer with its chat template: `Render`, `Decode`, and the ids that end a completion."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
+        ...
+
+    def render(self, messages: Sequence[Message], /) -> Sequence[int]:
+        """As `Render`."""
+        ...
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        """As `Decode`."""
+        ...
+
+
 class Completer(Protocol):
     """The part of the Sampler protocol that the extractor needs."""
 

@@ -170,7 +170,7 @@ def test_runs_that_share_a_bank_do_not_take_each_others_episodes():
         async with serving(delay=lambda prompt: 0.2) as (url, manager, _), remote(url, run="a") as one, remote(url, run="b") as two:
             await one.submit(episode("s0/g0/0"))
             await two.submit(episode("s0/g0/0"))
-            with pytest.raises(BankRefused, match="give every run its own ids"):
+            with pytest.raises(BankRefused, match="give every run its own name"):
                 await two.submit(episode("s0/g0/0"))
             assert await one.drain(10) == 0
             assert [e.episode_ids for e in manager.state.space("room").values()] == [("a/s0/g0/0",), ("b/s0/g0/0",)]
