@@ -33,7 +33,6 @@ from crl_jax.experience.manager import ExperienceManager, ManagerOptions
 from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.protocols import Completer, Words
 from crl_jax.experience.reader import Routing
-from crl_jax.experience.recover import open_or_recover
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.reward import RewardRule
 from crl_jax.experience.scann_index import ScannIndex
@@ -46,7 +45,7 @@ from crl_jax.lookup import RoleParts
 from crl_jax.models import transformer
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
-from crl_jax.records import Episode, SamplingParams, Task, Usage
+from crl_jax.records import Episode, Experience, SamplingParams, Task
 from crl_jax.role import Role
 from crl_jax.role_sampler import open_sampler
 from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, optimizer_of
@@ -56,6 +55,7 @@ from crl_jax.rollout.gate import Gate, GateSettings
 from crl_jax.rollout.pool import EnvPool
 from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, TaskStream
+from crl_jax.run_bank import LocalBank, RunBank, own_bank, shared_bank
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import Sampler
@@ -78,7 +78,7 @@ class Run:
     eval_sets: dict[str, list[Task]]
     actor: Role
     extractor: Role | None
-    manager: ExperienceManager | None
+    manager: RunBank | None
     trackers: FanOut
     profiler: ProfilerWindow
     clock: Callable[[], float] = time.monotonic
@@ -111,8 +111,8 @@ class Run:
             deadline_s = self.collect_deadline_s + 10  # the drain inside names what is late, so it may end first
             self.shell.call(self._feed(self.manager, episodes, step), deadline_s, f"feeding the bank at step {step}")
 
-    async def _feed(self, manager: ExperienceManager, episodes: Sequence[Episode], step: int) -> None:
-        manager.on_step(step)
+    async def _feed(self, manager: RunBank, episodes: Sequence[Episode], step: int) -> None:
+        await manager.on_step(step)
         await manager.observe(episodes)
         which = self.config.extractor.submit
         for episode in episodes:
@@ -132,14 +132,20 @@ class Run:
         """The extractor was just trained on ``evidence``; those of weight 0 do not count as trained."""
         assert self.manager is not None
         self.extractor_updates += 1
-        self.manager.buffer.record_trained([s.generation.id for s, w in zip(evidence, weights, strict=True) if w > 0], step=step)
+        trained = [s.generation.id for s, w in zip(evidence, weights, strict=True) if w > 0]
+        self.shell.call(self.manager.record_trained(trained, step=step), self.collect_deadline_s, "recording the extractor's batch")
 
     def lesson_texts(self, episode: Episode) -> list[str]:
         """Texts of the lessons the episode read that are still in the bank."""
         if self.manager is None:
             return []
         refined = {verdict.experience_id: verdict.text for verdict in episode.verdicts if verdict.text}
-        return [refined.get(entry.id, entry.text) for entry in map(self.manager.state.find, episode.shown) if entry is not None]
+        found = self.shell.call(self.manager.find(episode.shown), self.collect_deadline_s, "reading lessons")
+        return [refined.get(entry.id, entry.text) for entry in found]
+
+    def newest_lessons(self, limit: int) -> list[Experience]:
+        """The newest entries of the bank, newest first."""
+        return [] if self.manager is None else self.shell.call(self.manager.newest(limit), self.collect_deadline_s, "reading lessons")
 
     def metrics(self) -> dict[str, Any]:
         """Counters and gauges of the environments, the bank, the samplers and this process."""
@@ -147,7 +153,8 @@ class Run:
         found: dict[str, Any] = {"extractor/updates": self.extractor_updates, "host/peak_rss_gib": peak_kib / 2**20}
         found |= {f"env/{name}": value for name, value in dataclasses.asdict(self.collector.pool.stats()).items()}
         if self.manager is not None:
-            found |= {f"bank/{name}": value for name, value in self.manager.stats().items()}
+            stats = self.shell.call(self.manager.stats(), self.collect_deadline_s, "counting in the bank")
+            found |= {f"bank/{name}": value for name, value in stats.items()}
             found["bank/size"] = found["bank/entries"]
         if self.collector.gate is not None:
             found |= {f"gate/{name}": value for name, value in self.collector.gate.stats().items()}
@@ -197,11 +204,15 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         extractor, manager = None, None
         if "extractor" in parts:
             extractor = _role(config, "extractor", config.extractor, parts["extractor"], None, shell, stack)
-            store = copy_of(folder / BANK_FILE) if read_only else open_bank(folder / BANK_FILE)
-            stack.callback(store.close)
-            manager = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
-            shell.call(manager.start(), 120.0, "opening the experience bank")
-            stack.callback(lambda: shell.call(manager.aclose(), 60.0, "closing the experience bank"))
+            if config.bank.server.url:
+                manager = shared_bank(config, shell, stack, read_only=read_only)
+            else:
+                store = copy_of(folder / BANK_FILE) if read_only else own_bank(folder / BANK_FILE, stack)
+                stack.callback(store.close)
+                own = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
+                shell.call(own.start(), 120.0, "opening the experience bank")
+                stack.callback(lambda: shell.call(own.aclose(), 60.0, "closing the experience bank"))
+                manager = LocalBank(own)
         pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
         shell.call(pool.__aenter__(), 120.0, "starting the environment workers")
         stack.callback(lambda: shell.call(pool.close(), 30.0, "stopping the environment workers"))
@@ -296,21 +307,12 @@ def _role(
     )
 
 
-def open_bank(path: pathlib.Path) -> Store:
-    """The run's bank; of a damaged file the last good state, with a warning that says what became of it."""
-    store, recovery = open_or_recover(path)
-    if recovery is not None:
-        what = f"{path} was damaged; its last good state, revision {recovery.revision} from {recovery.source}, is used"
-        warnings.warn(f"{what}; the damaged file is kept as {recovery.damaged.name}", RuntimeWarning, stacklevel=2)
-    return store
-
-
-def _gate(config: Config, texts: GatePrompts, manager: ExperienceManager, sampler: Sampler, codec: ChatCodec, system: str) -> Gate | None:
+def _gate(config: Config, texts: GatePrompts, manager: RunBank, sampler: Sampler, codec: ChatCodec, system: str) -> Gate | None:
     g = config.actor.gate
     if not g.enabled:
         return None
     settings = GateSettings(prompts=texts, max_new_tokens=g.max_new_tokens, timeout_s=g.timeout_s, system=system)
-    return Gate(sampler, codec, settings, lambda experience_id: manager.state.usage.get(experience_id, Usage()))
+    return Gate(sampler, codec, settings, manager.usage)
 
 
 def manager_of(

@@ -23,7 +23,7 @@ from crl_jax.bank_service.limits import Limits
 from crl_jax.bank_service.server import BankServer, Tls
 from crl_jax.bank_service.service import BankService
 from crl_jax.browse import BANK_FILE
-from crl_jax.build import keep_compiled_programs, manager_of, open_bank
+from crl_jax.build import keep_compiled_programs, manager_of
 from crl_jax.config.load import load
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.schema import Config
@@ -31,6 +31,7 @@ from crl_jax.experience.protocols import Completer
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.load import load_codec, load_config
 from crl_jax.records import Completion, SamplingParams
+from crl_jax.run_bank import open_bank
 from crl_jax.serving.access import check_open_to, is_loopback
 from crl_jax.serving.signals import stop_event
 from crl_jax.token_file import read_token
@@ -74,7 +75,8 @@ def resolve(source: pathlib.Path, overrides: Sequence[str], *, extractor: bool) 
     """
     if source.is_dir():
         saved = source / run_folder.CONFIG
-        config, folder = load(saved if saved.is_file() else None, overrides), source
+        alone = ["env.family=dungeon", *overrides]  # a configuration names environments; a bank alone does not need them
+        config, folder = load(saved, overrides) if saved.is_file() else load(None, alone), source
     else:
         config = load(source, overrides)
         folder = run_folder.of(config)
@@ -114,6 +116,7 @@ async def _serve(config: Config, path: pathlib.Path, o: ServeOptions, token: str
         manager = await _manager(config, store, stack, learns=o.extractor)
         await manager.start()
         stack.push_async_callback(manager.aclose, 0.0)  # after an error; a second call does nothing
+        await manager.retrieve("", "warm up", peek=True)  # compiles what a lone query runs
         await server.start(BankService(manager, store, limits))
         with stop_event() as stop:
             _announce(path, new, manager, f"{'grpcs' if tls else 'grpc'}://{o.host}:{server.port}", token)

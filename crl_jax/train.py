@@ -184,7 +184,7 @@ def show_text(run: build.Run, step: int, episodes: list[Episode]) -> None:
         if shown is not None:
             run.trackers.text(step, f"episode/{condition.value}", as_text(shown, run.lesson_texts(shown)))
     if run.manager is not None:
-        newest = [entry for space in run.manager.state.spaces.values() for entry in list(space.values())[-8:]]
+        newest = run.newest_lessons(16)
         run.trackers.text(step, "experiences", "\n".join(f"[{e.id} v{e.author_version}] {e.text}" for e in newest) or "(none yet)")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import pathlib
 import random
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,6 +21,8 @@ from crl_jax.bank_service import codec
 from crl_jax.bank_service.edge import Address, BankRefused, Edge, Retry
 from crl_jax.bank_service.gather import Gather
 from crl_jax.bank_service.limits import MESSAGE_BYTES
+from crl_jax.config.parse import ConfigError
+from crl_jax.config.schema import BankServerConfig
 from crl_jax.experience.buffer import Sample
 from crl_jax.experience.editor import Answer
 from crl_jax.experience.reader import Shown
@@ -248,6 +251,31 @@ class RemoteBank:
             piece.append(message)
         if piece:
             yield piece
+
+
+async def connect(server: BankServerConfig, *, token: str = "", run: str = "", seed: int = 0) -> RemoteBank:
+    """The bank of a run's configuration, once it answers. Raises ConfigError for an address or a certificate that cannot be used,
+    BankUnavailable for a server that is not there."""
+    try:
+        address = Address.of(server.url, pathlib.Path(server.tls_root) if server.tls_root else None)
+        bank = RemoteBank(
+            server.url,
+            address=address,
+            token=token,
+            run=run,
+            timeout_s=server.timeout_s,
+            retry=Retry(attempts=server.attempts),
+            message_bytes=server.message_mib * 2**20,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise ConfigError(f"`bank.server.url`: {error}") from error
+    try:
+        await bank.stats()
+    except BaseException:
+        await bank.aclose()
+        raise
+    return bank
 
 
 def _pieces(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -249,6 +249,22 @@ def _extractor(c: Config) -> Found:
         yield "extractor.loss", "alpha and cooldown_steps must be 0 or more"
 
 
+def _bank_server(c: Config) -> Found:
+    s = c.bank.server
+    if not s.url:
+        return
+    scheme, _, target = s.url.partition("://")
+    if scheme not in ("grpc", "grpcs") or not target or "/" in target.rstrip("/"):
+        yield "bank.server.url", f"{s.url!r}: write grpc://HOST:PORT (grpcs:// with TLS), or leave it empty for a bank in this process"
+    if s.tls_root and scheme != "grpcs":
+        yield "bank.server.tls_root", f"a root certificate goes with TLS: write bank.server.url=grpcs://{target}"
+    if s.attempts < 1 or s.timeout_s <= 0 or not 1 <= s.message_mib <= 1024:
+        yield "bank.server", "attempts must be 1 or more, timeout_s above 0, message_mib 1 to 1024"
+    if c.run.method in ("complementary", "exp_only") and not c.extractor.server.url:
+        fix = "name one `crl serve extractor` as extractor.server.url here and in the recipe of `crl bank serve`"
+        yield "extractor.server.url", f"lessons are written where the bank is, so the extractor trained here must be served to it: {fix}"
+
+
 def _bank(c: Config) -> Found:
     b = c.bank
     if b.top_k < 1 or b.top_k > b.capacity:
@@ -268,6 +284,7 @@ def _bank(c: Config) -> Found:
         yield "bank.utility_decay", f"two shares above 0 and up to 1, first and last, e.g. [0.99, 0.95], got {list(b.utility_decay)}"
     if min(b.utility_weight, b.foreign_penalty) < 0 or not 0 <= b.protect_rare <= 1 or not -1 <= b.merge_cosine <= 1:
         yield "bank.utility_weight", "utility_weight and foreign_penalty must be 0 or more, protect_rare in [0, 1], merge_cosine in [-1, 1]"
+    yield from _bank_server(c)
     if c.ask.enabled and c.run.method == "baseline":
         yield "ask.enabled", "the baseline has no bank to ask: set ask.enabled=false or another run.method"
     if c.ask.enabled and c.env.constrained:

@@ -67,6 +67,18 @@ class EnvConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BankServerConfig:
+    """A `crl bank serve` that keeps the bank instead of this process. Its own recipe has the bank's settings."""
+
+    url: str = ""  # grpc://host:8100, or grpcs://host:8100 with TLS; "" = a bank in this process
+    token_file: str = ""  # its first line is sent as bearer token
+    tls_root: str = ""  # PEM file of who signed the server's certificate; "" = the system's
+    timeout_s: float = 120.0  # the longest call, all its attempts together: also a restart of the server
+    attempts: int = 20  # of one call, for lost connections and late answers
+    message_mib: int = 32  # as --message-mib of the server
+
+
+@dataclass(frozen=True, kw_only=True)
 class BankConfig:
     """The experience bank: what it keeps, how it retrieves (paper Eq. 6), and how often entries are merged."""
 
@@ -97,6 +109,7 @@ class BankConfig:
     query_wait_ms: float = 1.0  # how long a query waits for others
     search_workers: int = 4
     warmup_steps: int = 5  # steps in which episodes are distilled but nobody reads the bank
+    server: BankServerConfig = field(default_factory=BankServerConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
-from crl_jax.experience.manager import ExperienceManager
+from crl_jax.experience.editor import Answer as Given
+from crl_jax.experience.reader import Shown
 from crl_jax.records import Task
 from crl_jax.rollout.agent import Answer
+
+
+class Manager(Protocol):
+    """The part of ``ExperienceManager`` that rollouts use; a client of another process's has it too."""
+
+    async def retrieve(self, namespace: str, text: str, *, peek: bool = False) -> list[Shown]:
+        """Experiences for a query, best first."""
+        ...
+
+    async def ask(self, namespace: str, query: str, *, episode_id: str, number: int = 0) -> Given | None:
+        """The extractor's answer to a question."""
+        ...
 
 
 class ManagedBank:
     """The collector's view of an ``ExperienceManager``."""
 
-    def __init__(self, manager: ExperienceManager):
+    def __init__(self, manager: Manager):
         self._manager = manager
 
     async def retrieve(self, queries: Sequence[tuple[str, str]], *, peek: bool = False) -> list[list[tuple[str, str]]]:
