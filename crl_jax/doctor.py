@@ -48,6 +48,7 @@ NEEDS = (
     Need("TensorBoard log", ("tensorboardX",), "pip install -e .", required=True),
     Need("TensorFlow Text tokenizers", ("tensorflow", "tensorflow-text"), _EXTRA.format("text")),
     Need("serving over HTTP (crl serve)", ("aiohttp",), _EXTRA.format("serve")),
+    Need("the bank as a service (crl bank serve)", ("grpcio", "grpcio-health-checking", "grpcio-reflection"), _EXTRA.format("bank")),
     Need("serving through JetStream", ("google-jetstream", "tensorflow"), _EXTRA.format("jetstream")),
     Need("MiniHack and dungeon environments", ("nle", "minihack"), _EXTRA.format("minihack")),
     Need("reading GGUF weights", ("gguf",), _EXTRA.format("models")),

@@ -25,6 +25,7 @@ LAYERS: dict[str, int] = {
     "learner": 2,
     "serving": 3,
     "rollout": 3,
+    "bank_service": 3,
     "checkpoint": 3,
     "telemetry": 3,
     "experience.manager": 3,
