@@ -110,12 +110,13 @@ async def _serve(config: Config, path: pathlib.Path, o: ServeOptions, token: str
         stack.enter_context(bank_lock.writing(path))
         limits = Limits(message_bytes=o.message_mib * 2**20, calls=o.calls)
         server = BankServer(o.host, o.port, token=token, tls=tls, limits=limits)
+        stack.push_async_callback(server.stop, 0.0)  # after an error; a second call does nothing
         new = not path.exists()
         store = open_bank(path)
         stack.callback(store.close)
         manager = await _manager(config, store, stack, learns=o.extractor)
         await manager.start()
-        stack.push_async_callback(manager.aclose, 0.0)  # after an error; a second call does nothing
+        stack.push_async_callback(manager.aclose, 0.0)
         await manager.retrieve("", "warm up", peek=True)  # compiles what a lone query runs
         await server.start(BankService(manager, store, limits))
         with stop_event() as stop:

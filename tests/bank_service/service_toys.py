@@ -87,8 +87,6 @@ def start_process(path, port, *arguments):
     command = [sys.executable, str(pathlib.Path(__file__).with_name("serve_toy.py")), str(path), str(port), *arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
     line = process.stdout.readline()
     if not line.startswith("ready "):
         process.kill()

@@ -1,0 +1,100 @@
+"""A run's bank in this process and on a server: the same story, the same results."""
+
+import pytest
+from service_toys import add, episode, manager_on, remote, run, serving
+
+from crl_jax.bank_service.client import connect
+from crl_jax.bank_service.edge import BankUnavailable
+from crl_jax.config.load import parse_text
+from crl_jax.config.parse import ConfigError
+from crl_jax.config.schema import BankServerConfig
+from crl_jax.experience.store import Store
+from crl_jax.rollout.bank import ManagedBank
+from crl_jax.run_bank import LocalBank, SharedBank
+
+
+async def training(bank):
+    """What a run does with its bank, and what it sees."""
+    seen = []
+    rollouts = ManagedBank(bank)
+    await bank.on_step(0)
+    for n in range(3):
+        assert await bank.submit(episode(f"e{n}", observation=f"door {n} is locked"))
+    seen.append(await bank.drain(10))
+    await bank.on_step(1)
+    lessons = await rollouts.retrieve([("room", "door 1"), ("room", "door 2"), ("other", "door")])
+    seen.append(lessons)
+    answer = await rollouts.ask(episode().task, "which door?", "e9", 0)
+    seen.append(answer)
+    shown = [i for found in lessons for i, _ in found]
+    await bank.observe([episode("r0", shown=shown, asks=[answer.generation_id]), episode("r1", shown=shown[:1], success=False)])
+    batch = await bank.pop_batch()
+    seen.append(batch)
+    await bank.record_trained([batch[0].generation.id], step=1)
+    seen.append([entry.text for entry in await bank.find([*shown, "x00000099-0"])])
+    seen.append([entry.text for entry in await bank.newest(2)])
+    saved = await bank.checkpoint()
+    seen.append(saved)
+    await bank.restore(saved)
+    stats = await bank.stats()
+    return [*seen, stats["entries"], stats["revision"], stats["searches"], stats["submitted"]]
+
+
+def test_a_shared_bank_gives_what_a_local_one_gives():
+    async def local():
+        manager = manager_on(Store.open(":memory:"))
+        await manager.start()
+        found = await training(LocalBank(manager))
+        await manager.aclose()
+        return found
+
+    async def shared():
+        async with serving() as (url, _, _), remote(url) as bank:
+            return await training(SharedBank(bank, read_only=False))
+
+    here, there = run(local()), run(shared())
+    assert here == there
+    assert len(here[1][0]) == 1
+    assert len(here[3]) == 2
+
+
+def test_a_run_that_is_looked_at_leaves_a_shared_bank_alone():
+    async def story():
+        async with serving() as (url, manager, _), remote(url) as bank:
+            await bank.write("room", add("one"))
+            saved = await bank.checkpoint()
+            await bank.write("room", add("two"))
+            looked = SharedBank(bank, read_only=True)
+            await looked.restore(saved)
+            await looked.restart()
+            assert len(manager.state) == 2
+
+    run(story())
+
+
+def test_the_bank_of_a_configuration_answers_before_the_run_begins(tmp_path):
+    async def story():
+        async with serving(token="t") as (url, _, _):
+            bank = await connect(BankServerConfig(url=url, timeout_s=5), token="t", run="mine")
+            await bank.aclose()
+        with pytest.raises(BankUnavailable, match="is the bank's server up"):
+            await connect(BankServerConfig(url="grpc://127.0.0.1:9", attempts=1))
+        with pytest.raises(ConfigError, match="write grpc://HOST:PORT"):
+            await connect(BankServerConfig(url="http://x"))
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("bank.server.url=http://h:1", "write grpc://HOST:PORT"),
+        ("bank.server.tls_root=x.pem", "write bank.server.url=grpcs://h:1"),
+        ("bank.server.attempts=0", "attempts must be 1 or more"),
+        ("run.name=other", "so the extractor trained here must be served to it"),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_with_the_configuration(override, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_text("env: {family: dungeon}\nbank: {server: {url: 'grpc://h:1'}}\n", [override])
+    parse_text("env: {family: dungeon}\nrun: {method: static}\nbank: {server: {url: 'grpc://h:1'}}\n", [])
