@@ -20,7 +20,7 @@ from crl_jax.experience.manager import ExperienceManager
 from crl_jax.experience.reader import Shown
 from crl_jax.experience.recover import open_or_recover
 from crl_jax.experience.store import Store
-from crl_jax.records import Episode, Experience
+from crl_jax.records import Episode, Experience, Usage
 from crl_jax.rollout.shell import Shell
 from crl_jax.token_file import read_token
 
@@ -71,6 +71,10 @@ class RunBank(Protocol):
         """The newest entries, newest first."""
         ...
 
+    async def usage(self, experience_id: str) -> Usage:
+        """The counters of an entry."""
+        ...
+
     async def stats(self) -> dict[str, float]:
         """Counters and gauges."""
         ...
@@ -114,6 +118,10 @@ class LocalBank:
         found = [entry for space in self.manager.state.spaces.values() for entry in list(space.values())[-limit:]]
         return sorted(found, key=lambda entry: entry.id, reverse=True)[:limit]
 
+    async def usage(self, experience_id: str) -> Usage:
+        """The counters of an entry; none for one that is gone."""
+        return self.manager.state.usage.get(experience_id, Usage())
+
     async def stats(self) -> dict[str, float]:
         """As the manager's."""
         return self.manager.stats()
@@ -127,7 +135,7 @@ class SharedBank:
         self._read_only = read_only
         self.retrieve, self.ask, self.observe, self.on_step = remote.retrieve, remote.ask, remote.observe, remote.on_step
         self.drain, self.pop_batch, self.record_trained = remote.drain, remote.pop_batch, remote.record_trained
-        self.stats, self.checkpoint = remote.stats, remote.checkpoint
+        self.stats, self.checkpoint, self.usage = remote.stats, remote.checkpoint, remote.usage
 
     async def submit(self, episode: Episode) -> bool:
         """As the client's."""

@@ -87,23 +87,35 @@ class Task(_message.Message):
     def __init__(self, env: _Optional[str] = ..., seed: _Optional[int] = ..., goal: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("observation", "reply", "span_start", "span_end", "tool", "valid")
+    __slots__ = ("observation", "reply", "span_start", "span_end", "tool", "valid", "logps")
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     SPAN_START_FIELD_NUMBER: _ClassVar[int]
     SPAN_END_FIELD_NUMBER: _ClassVar[int]
     TOOL_FIELD_NUMBER: _ClassVar[int]
     VALID_FIELD_NUMBER: _ClassVar[int]
+    LOGPS_FIELD_NUMBER: _ClassVar[int]
     observation: str
     reply: str
     span_start: int
     span_end: int
     tool: bool
     valid: bool
-    def __init__(self, observation: _Optional[str] = ..., reply: _Optional[str] = ..., span_start: _Optional[int] = ..., span_end: _Optional[int] = ..., tool: _Optional[bool] = ..., valid: _Optional[bool] = ...) -> None: ...
+    logps: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, observation: _Optional[str] = ..., reply: _Optional[str] = ..., span_start: _Optional[int] = ..., span_end: _Optional[int] = ..., tool: _Optional[bool] = ..., valid: _Optional[bool] = ..., logps: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("experience_id", "decision", "text")
+    EXPERIENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    experience_id: str
+    decision: str
+    text: str
+    def __init__(self, experience_id: _Optional[str] = ..., decision: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Episode(_message.Message):
-    __slots__ = ("id", "group_id", "condition", "task", "turns", "final_observation", "status", "success", "reward", "shown", "asks", "started_version")
+    __slots__ = ("id", "group_id", "condition", "task", "turns", "final_observation", "status", "success", "reward", "shown", "asks", "started_version", "verdicts")
     ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +128,7 @@ class Episode(_message.Message):
     SHOWN_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     STARTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
     id: str
     group_id: str
     condition: str
@@ -128,7 +141,8 @@ class Episode(_message.Message):
     shown: _containers.RepeatedScalarFieldContainer[str]
     asks: _containers.RepeatedScalarFieldContainer[str]
     started_version: int
-    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., condition: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., final_observation: _Optional[str] = ..., status: _Optional[str] = ..., success: _Optional[bool] = ..., reward: _Optional[float] = ..., shown: _Optional[_Iterable[str]] = ..., asks: _Optional[_Iterable[str]] = ..., started_version: _Optional[int] = ...) -> None: ...
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    def __init__(self, id: _Optional[str] = ..., group_id: _Optional[str] = ..., condition: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., final_observation: _Optional[str] = ..., status: _Optional[str] = ..., success: _Optional[bool] = ..., reward: _Optional[float] = ..., shown: _Optional[_Iterable[str]] = ..., asks: _Optional[_Iterable[str]] = ..., started_version: _Optional[int] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("request_id", "episodes")

@@ -80,6 +80,7 @@ class RemoteBank:
             peek: Gather[tuple[str, str], list[Shown]](functools.partial(self._search, peek), most=batch, wait_s=batch_wait_s)
             for peek in (False, True)
         }
+        self._entries = Gather[str, Entry | None](self._find, most=batch, wait_s=batch_wait_s)
 
     async def __aenter__(self) -> RemoteBank:
         return self
@@ -89,7 +90,7 @@ class RemoteBank:
 
     async def aclose(self) -> None:
         """Leave the server; what has not been answered is cancelled."""
-        for queries in self._queries.values():
+        for queries in (*self._queries.values(), self._entries):
             queries.close()
         await self._edge.aclose()
 
@@ -113,6 +114,11 @@ class RemoteBank:
         for piece in _pieces(ids):
             found += map(_entry, (await self._call("Get", pb.GetRequest(ids=piece), pb.GetReply)).entries)
         return found
+
+    async def usage(self, experience_id: str) -> Usage:
+        """The counters of one entry, none for one that is gone; what is asked at about the same time shares a call."""
+        (found,) = await self._entries.ask([experience_id])
+        return Usage() if found is None else found.usage
 
     async def entries(self, namespace: str = "") -> AsyncIterator[Entry]:
         """All live entries (of one namespace), page by page: one that is there all the time comes exactly once."""
@@ -152,13 +158,16 @@ class RemoteBank:
         await self._call("OnStep", pb.OnStepRequest(request_id=next(self._ids), step=step), pb.OnStepReply)
 
     async def observe(self, episodes: Sequence[Episode]) -> None:
-        """As `ExperienceManager.observe`."""
-        for piece in self._cut([self._named(e, turns=False) for e in episodes]):
+        """As `ExperienceManager.observe`; a group is never cut."""
+        groups: dict[str, list[pb.Episode]] = {}
+        for e in episodes:
+            groups.setdefault(e.group_id, []).append(self._named(codec.observed_to_proto(e)))
+        for piece in self._cut(list(groups.values())):
             await self._call("Observe", pb.ObserveRequest(request_id=next(self._ids), episodes=piece), pb.ObserveReply)
 
     async def submit(self, *episodes: Episode) -> bool:
         """Episodes for distillation; they are on the server's disk when this returns True. False if its inbox stays full."""
-        for piece in self._cut([self._named(e, turns=True) for e in episodes]):
+        for piece in self._cut([[self._named(codec.episode_to_proto(e))] for e in episodes]):
             try:
                 await self._call(
                     "Submit", pb.SubmitRequest(request_id=next(self._ids), episodes=piece), pb.SubmitReply, attempt_s=self._timeout_s
@@ -230,25 +239,29 @@ class RemoteBank:
         request = pb.RetrieveRequest(queries=asked, peek=peek, request_id=next(self._ids))
         return [codec.shown_from_proto(m) for m in (await self._call("Retrieve", request, pb.RetrieveReply)).lessons]
 
+    async def _find(self, ids: list[str]) -> list[Entry | None]:
+        found = {entry.experience.id: entry for entry in await self.get(ids)}
+        return [found.get(i) for i in ids]
+
     async def _restore(self, saved: str, rewind: bool) -> None:
         request = pb.RestoreRequest(request_id=next(self._ids), saved=saved, rewind=rewind)
         await self._call("Restore", request, pb.RestoreReply, attempt_s=self._timeout_s)
 
-    def _named(self, episode: Episode, *, turns: bool) -> pb.Episode:
-        message = codec.episode_to_proto(episode, turns=turns)
+    def _named(self, message: pb.Episode) -> pb.Episode:
         message.id = self._run + message.id
         return message
 
-    def _cut(self, messages: list[pb.Episode]) -> Iterator[list[pb.Episode]]:
-        """Lists that fit a call; a message that does not fit alone is refused by the edge."""
+    def _cut(self, groups: list[list[pb.Episode]]) -> Iterator[list[pb.Episode]]:
+        """Whole groups that fit a call together; one that does not fit alone is refused by the edge."""
         piece: list[pb.Episode] = []
         size = 0
-        for message in messages:
-            size += message.ByteSize() + 16
-            if piece and (len(piece) == _PIECE or size > self._message_bytes // 2):
+        for group in groups:
+            more = sum(message.ByteSize() + 16 for message in group)
+            if piece and (len(piece) + len(group) > _PIECE or size + more > self._message_bytes // 2):
                 yield piece
-                piece, size = [], message.ByteSize() + 16
-            piece.append(message)
+                piece, size = [], 0
+            piece = [*piece, *group]
+            size += more
         if piece:
             yield piece
 

@@ -1,7 +1,7 @@
 """Records of crl_jax as messages of the bank's protocol, and back.
 
-Owns: that mapping. Promises: what comes back equals what went, but for the token log of an episode, which does not travel: the bank does
-not read it; a message that cannot be a record is refused with what would be one. Does not: check sizes (``limits``).
+Owns: that mapping. Promises: what comes back equals what went, but for the token log of an episode, of which only the log-probs travel,
+with `observed_to_proto`; a message that cannot be a record is refused with what would be one. Does not: check sizes (``limits``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import typing
 from typing import Any, TypeVar
 
+import numpy as np
 from google.protobuf import json_format
 
 from crl_jax.bank_service import bank_pb2 as pb
@@ -21,39 +22,54 @@ from crl_jax.experience.reader import Shown
 from crl_jax.records import (
     BankOp,
     Condition,
+    Decision,
     Episode,
     Experience,
     Generation,
     GenerationKind,
     OpKind,
+    Provenance,
     Status,
     Task,
     TokenLog,
     Turn,
     Usage,
+    Verdict,
 )
 
 Kind = TypeVar("Kind", bound=enum.Enum)
+_LONGEST = 10**7  # tokens of an episode
 
 
-def episode_to_proto(e: Episode, *, turns: bool = True) -> pb.Episode:
-    """A finished episode; without ``turns`` what usage and credit need."""
+def episode_to_proto(e: Episode) -> pb.Episode:
+    """A finished episode as its distillation wants it: whole, but for the token log."""
+    turns = [_turn(t, observation=t.observation, reply=t.reply) for t in e.turns]
+    return _episode(e, turns=turns, final_observation=e.final_observation)
+
+
+def observed_to_proto(e: Episode) -> pb.Episode:
+    """A finished episode as usage and credit want it: no texts, but the log-probs of its moves."""
+    return _episode(e, turns=[_turn(t, logps=() if t.tool else e.log.logps[slice(*t.span)].tolist()) for t in e.turns])
+
+
+def _turn(t: Turn, **more: Any) -> pb.Turn:
+    return pb.Turn(span_start=t.span[0], span_end=t.span[1], tool=t.tool, valid=t.valid, **more)
+
+
+def _episode(e: Episode, **more: Any) -> pb.Episode:
     return pb.Episode(
         id=e.id,
         group_id=e.group_id,
         condition=e.condition.value,
         task=pb.Task(env=e.task.env, seed=e.task.seed, goal=e.task.goal, namespace=e.task.namespace),
-        turns=[
-            pb.Turn(observation=t.observation, reply=t.reply, span_start=t.span[0], span_end=t.span[1], tool=t.tool, valid=t.valid)
-            for t in (e.turns if turns else ())
-        ],
-        final_observation=e.final_observation if turns else "",
         status=e.status.value,
         success=e.success,
         reward=e.reward,
         shown=e.shown,
         asks=e.asks,
         started_version=e.started_version,
+        verdicts=[pb.Verdict(experience_id=v.experience_id, decision=v.decision.value, text=v.text) for v in e.verdicts],
+        **more,
     )
 
 
@@ -67,7 +83,7 @@ def episode_from_proto(m: pb.Episode) -> Episode:
         group_id=m.group_id,
         condition=_value(Condition, m.condition, "condition"),
         task=Task(m.task.env, m.task.seed, m.task.goal, named("task.namespace of an episode", m.task.namespace)),
-        log=TokenLog.empty(),
+        log=_log(m),
         turns=tuple(Turn(t.observation, t.reply, (t.span_start, t.span_end), t.tool, t.valid) for t in m.turns),
         final_observation=m.final_observation,
         status=_value(Status, m.status, "status"),
@@ -76,7 +92,23 @@ def episode_from_proto(m: pb.Episode) -> Episode:
         shown=tuple(m.shown),
         asks=tuple(m.asks),
         started_version=m.started_version,
+        verdicts=tuple(Verdict(v.experience_id, _value(Decision, v.decision, "decision"), v.text) for v in m.verdicts),
     )
+
+
+def _log(m: pb.Episode) -> TokenLog:
+    """Log-probs where they were sampled; of the other columns only the provenance of these tokens is true. Empty without log-probs."""
+    with_logps = [t for t in m.turns if t.logps]
+    if not with_logps:
+        return TokenLog.empty()
+    end = max(t.span_end for t in with_logps)
+    if end > _LONGEST or any(not 0 <= t.span_start <= t.span_end == t.span_start + len(t.logps) for t in with_logps):
+        raise Refused("INVALID_ARGUMENT", f"episode {m.id}: a turn needs one log-prob for each token of its span, or none at all")
+    provenance, logps = np.full(end, Provenance.OBSERVATION, np.int8), np.zeros(end, np.float32)
+    for t in with_logps:
+        provenance[t.span_start : t.span_end] = Provenance.ACTION
+        logps[t.span_start : t.span_end] = t.logps
+    return TokenLog(np.zeros(end, np.int32), provenance, logps, np.full(end, -1, np.int32), np.zeros(end, np.int32))
 
 
 def episode_to_text(e: Episode) -> str:

@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from crl_jax.errors import UserError
@@ -69,7 +69,7 @@ class Gate:
         sampler: GateSampler,
         codec: GateCodec,
         settings: GateSettings,
-        usage: Callable[[str], Usage],
+        usage: Callable[[str], Usage | Awaitable[Usage]],
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -108,7 +108,8 @@ class Gate:
 
     async def _verdict(self, plan: Plan, experience_id: str, text: str, tally: Counter[str]) -> Verdict:
         s = self._settings
-        usage = self._usage(experience_id)
+        found = self._usage(experience_id)
+        usage = found if isinstance(found, Usage) else await found  # the bank may be on another machine
         task = "\n".join(part for part in (s.system.replace("{env}", plan.system), plan.task.goal) if part)
         prompt = self._codec.render(gate_messages(s.prompts, task=task, lesson=text, usage=usage, success=utility(usage)))
         if len(prompt) + s.max_new_tokens > self._sampler.max_length:

@@ -12,7 +12,7 @@ from crl_jax.bank_service import bank_pb2 as pb
 from crl_jax.bank_service.client import RemoteBank
 from crl_jax.bank_service.service import BankService
 from crl_jax.experience.buffer import Sample
-from crl_jax.records import Episode, Experience, Generation, OpKind, Turn, Usage
+from crl_jax.records import Episode, Experience, Generation, OpKind, Turn, Usage, Verdict
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROTO = "crl_jax/bank_service/bank.proto"
@@ -47,8 +47,9 @@ def test_every_message_and_method_of_the_proto_file_is_in_the_generated_module()
         (Experience, pb.Experience, {}),
         (Usage, pb.Usage, {}),
         (Generation, pb.Generation, {}),
-        (Turn, pb.Turn, {"span": {"span_start", "span_end"}}),
+        (Turn, pb.Turn, {"span": {"span_start", "span_end", "logps"}}),
         (Episode, pb.Episode, {"log": set()}),
+        (Verdict, pb.Verdict, {}),
     ],
 )
 def test_no_field_of_a_record_is_left_out(record, message, differs):

@@ -1,5 +1,8 @@
 """A run's bank in this process and on a server: the same story, the same results."""
 
+import asyncio
+import dataclasses
+
 import pytest
 from service_toys import add, episode, manager_on, remote, run, serving
 
@@ -8,7 +11,9 @@ from crl_jax.bank_service.edge import BankUnavailable
 from crl_jax.config.load import parse_text
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.schema import BankServerConfig
+from crl_jax.experience.reward import RewardRule
 from crl_jax.experience.store import Store
+from crl_jax.records import Completion, Condition, Decision, Finish, Provenance, TokenLog, Turn, Verdict
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.run_bank import LocalBank, SharedBank
 
@@ -56,6 +61,68 @@ def test_a_shared_bank_gives_what_a_local_one_gives():
     assert here == there
     assert len(here[1][0]) == 1
     assert len(here[3]) == 2
+
+
+def played(name, *, group, condition, logps, success, shown=(), verdicts=()):
+    """An episode with a log: a context token, the sampled ones, and a question to the bank, which counts for no entropy."""
+    ask = Completion((1,), (-9.0,), (0,), (0,), Finish.STOP)
+    said = Completion((1,) * len(logps), tuple(logps), (0,) * len(logps), (0,) * len(logps), Finish.STOP)
+    log = TokenLog.empty().append_context([5], Provenance.PROMPT).append_completion(said).append_completion(ask)
+    turns = (Turn("seen", "said", (1, 1 + len(logps))), Turn("", "?", (1 + len(logps), 2 + len(logps)), tool=True))
+    more = {"group_id": group, "condition": condition, "log": log, "turns": turns, "verdicts": verdicts}
+    return dataclasses.replace(episode(name, success=success, shown=shown), **more)
+
+
+def test_every_option_of_the_reward_gives_the_same_credit_on_a_shared_bank():
+    rule = RewardRule("relative", True, "log", 0.5)
+
+    def batch(lesson, other):
+        for group, logps in (("g1", (-0.1, -0.7)), ("g2", (-1.5, -0.25, -3.0))):
+            free, guided = tuple(2 * p for p in logps), logps
+            yield played(f"{group}/0", group=group, condition=Condition.FREE, logps=free, success=False)
+            verdicts = (Verdict(lesson, Decision.REFINE, "in other words"), Verdict(other, Decision.REJECT))
+            more = {"shown": (lesson,), "verdicts": verdicts, "success": True}
+            yield played(f"{group}/1", group=group, condition=Condition.GUIDED, logps=guided, **more)
+
+    async def story(bank, manager):
+        await bank.submit(episode("e1", observation="a red door"))
+        await bank.submit(episode("e2", observation="a blue key"))
+        assert await bank.drain(10) == 0
+        lesson, other = manager.state.space("room")
+        await bank.retrieve("room", "a red door")
+        await bank.observe(list(batch(lesson, other)))
+        assert manager._reader._reserved.count(lesson) == 0
+        return [(s.generation.id, s.reward, s.evidence) for s in await bank.pop_batch()]
+
+    async def local():
+        manager = manager_on(Store.open(":memory:"), reward=rule)
+        await manager.start()
+        found = await story(LocalBank(manager), manager)
+        await manager.aclose()
+        return found
+
+    async def shared():
+        async with serving(reward=rule) as (url, manager, _), remote(url) as bank:
+            return await story(SharedBank(bank, read_only=False), manager)
+
+    here, there = run(local()), run(shared())
+    assert here == there
+    assert here[0][1] > 2.5  # +1 against -1 of the free half, 0.5 for a refined entry, and a part for the lower entropy
+    assert here[1][1:] == (0.0, 2)
+
+
+def test_the_gate_asks_for_the_counters_of_entries_in_one_call():
+    async def story():
+        async with serving() as (url, manager, server), remote(url) as bank:
+            ids = (await bank.write("room", add("one", "two"))).written
+            await bank.observe([episode("r", shown=ids[:1])])
+            calls = server.counts["calls"]
+            found = await asyncio.gather(*(SharedBank(bank, read_only=False).usage(i) for i in (*ids, "gone")))
+            assert [u.shown for u in found] == [1, 0, 0]
+            assert server.counts["calls"] == calls + 1
+            assert [(await LocalBank(manager).usage(i)).shown for i in (*ids, "gone")] == [1, 0, 0]
+
+    run(story())
 
 
 def test_a_run_that_is_looked_at_leaves_a_shared_bank_alone():
