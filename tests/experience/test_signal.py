@@ -1,5 +1,6 @@
 """The learning signal end to end: what reaches the extractor's update of what happened in episodes, over several steps."""
 
+import asyncio
 import dataclasses
 import functools
 import types
@@ -95,12 +96,18 @@ def training(cooldown_steps):
     """The parts of a run that the extractor's side of the loop touches, with the loop's own functions over them."""
     buffer = TrainingBuffer(batch_size=2, capacity=8)
     loss = types.SimpleNamespace(alpha=ALPHA, cooldown_steps=cooldown_steps)
+
+    async def record_trained(generation_ids, *, step):
+        buffer.record_trained(generation_ids, step=step)
+
     fake = types.SimpleNamespace(
         extractor=Learner(),
         config=types.SimpleNamespace(extractor=types.SimpleNamespace(loss=loss)),
         trains_extractor=True,
         extractor_updates=0,
-        manager=types.SimpleNamespace(buffer=buffer),
+        manager=types.SimpleNamespace(record_trained=record_trained),
+        shell=types.SimpleNamespace(call=lambda coroutine, deadline_s, what: asyncio.run(coroutine)),
+        collect_deadline_s=10.0,
         pop_evidence=lambda step: buffer.pop_batch(generation),
     )
     fake.record_training = functools.partial(Run.record_training, fake)
