@@ -51,6 +51,10 @@ class Gate:
         self.running = 0
         self.most_running = 0
 
+    def stats(self) -> dict[str, float]:
+        """The counters and gauges."""
+        return {**self._counts, "calls_running": self.running, "calls_most_running": self.most_running}
+
     def guard(self, name: str, method: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """``method`` as a handler of gRPC's."""
 

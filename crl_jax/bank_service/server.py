@@ -78,6 +78,7 @@ class BankServer:
     async def start(self, service: BankService, log: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> Gate:
         """Answer calls from now on."""
         gate = Gate(self.limits, self.counts, log)
+        service.door = gate.stats
         handlers: dict[str, Any] = {
             method.name: grpc.unary_unary_rpc_method_handler(
                 gate.guard(method.name, getattr(service, method.name)),

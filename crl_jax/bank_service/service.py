@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from crl_jax.bank_service import bank_pb2 as pb
@@ -31,6 +31,7 @@ class BankService:
         self._manager = manager
         self._store = store
         self._limits = limits
+        self.door: Callable[[], dict[str, float]] = dict  # the counters of the server in front
         self._recent: Recent[Any] = Recent(lambda reply: reply.ByteSize())
         self._once: Once[Any] = Once(self._recent.find, manager.counts)
 
@@ -93,9 +94,10 @@ class BankService:
         return reply
 
     async def Stats(self, r: pb.StatsRequest) -> pb.StatsReply:
-        """Counters and gauges of the manager."""
+        """Counters and gauges of the manager, and of the server under ``server_...``."""
         del r
-        return pb.StatsReply(values=self._manager.stats())
+        door = {f"server_{name}": value for name, value in self.door().items()}
+        return pb.StatsReply(values=self._manager.stats() | door)
 
     # ---------------------------------------------------------------------------------------------------------------- learning
 

@@ -128,6 +128,9 @@ def test_calls_above_the_limit_are_refused_and_the_client_has_a_limit_of_its_own
                 asked = [bank.ask("room", "q", episode_id=f"e{n}") for n in range(4)]
                 found = await asyncio.gather(*asked, return_exceptions=True)
                 assert sum(isinstance(f, BankRefused) and "--calls" in str(f) for f in found) == 2
+                stats = await bank.stats()
+                assert (stats["server_calls_RESOURCE_EXHAUSTED"], stats["client_refused_RESOURCE_EXHAUSTED"]) == (2, 2)
+                assert (stats["server_calls_running"], stats["inbox"]) == (1, 0)
             async with remote(url, most_calls=2) as bank:
                 asked = asyncio.gather(*(bank.ask("room", "q", episode_id=f"f{n}") for n in range(4)))
                 await asyncio.sleep(0.1)

@@ -15,6 +15,7 @@ from service_toys import ROOT, HashEmbedder, ScriptedSampler, Store, add, decode
 from crl_jax import bank_lock, build, cli, serve_bank
 from crl_jax.config.load import parse_text
 from crl_jax.config.parse import ConfigError
+from crl_jax.experience.store import StoreError
 from crl_jax.serve_bank import ServeOptions
 
 
@@ -90,6 +91,15 @@ def test_the_end_says_what_is_not_distilled_and_the_next_start_goes_on(tmp_path,
     assert "1 episodes are not distilled yet; they wait in" in capsys.readouterr().out
     delay["s"] = 0.0
     assert "0 entries at revision 0, 1 episodes go on)" in run(story(wait))
+
+
+def test_a_start_that_fails_leaves_the_port_and_the_file(tmp_path):
+    (tmp_path / "bank.sqlite").write_bytes(b"something else entirely, " * 100)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="restore a backup, or move it away to start empty"):
+            serve_bank.main(tmp_path, [], ServeOptions(port=0, extractor=False))
+    with bank_lock.writing(tmp_path / "bank.sqlite"):
+        pass
 
 
 @pytest.mark.parametrize(
