@@ -1,86 +1,63 @@
-"""The `Index` on ScaNN: built segments that never change, plus an exactly searched tail of what came after the build.
+"""The `Index` on ScaNN: built searchers that never change, plus an exactly searched tail of what came after the build.
 
-Owns: when to build what. Up to 2,000 vectors brute force (exact); above, asymmetric hashing with exact re-ordering; from 100,000 a tree
-on top (a tree over few vectors loses recall). Promises: what `Index` promises; a search never waits for a build; a build runs on a
-background thread, its result replaces the segment in one assignment, and its exception is raised by the next write. Does not: update a
-built searcher in place (its mutation calls lose ids on bad input); removed ids are masked until the next build.
+Owns: when to build what, per namespace. Up to 2,000 entries nothing is built (exact); above, asymmetric hashing with exact re-ordering;
+from 100,000 a tree on top. Promises: what `Index` promises; a search never waits for a build; one build at a time runs in the background,
+at low priority, and its result takes over in one assignment; a build whose recall@8 is below 0.98 is made stronger before it serves, and
+one that falls below it on real queries is made stronger while it serves; an exception in the background is raised by the next write. Does
+not: update a built searcher in place (its mutation calls lose ids on bad input); removed entries are masked until the next build.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import math
-import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, wait
 
 import numpy as np
 
-from crl_jax.experience.index import Vectors, check_known, check_new, top_k, unit_rows, usable
+from crl_jax.experience.index import Ledger
+from crl_jax.experience.recall_watch import RecallWatch
 from crl_jax.experience.retrieve import Candidate
+from crl_jax.experience.rows import Hits, Rows, Vectors, unit_rows, usable
+from crl_jax.experience.scann_build import (
+    LADDER,
+    RECALL_GOAL,
+    TREE_FROM,
+    Searcher,
+    build_searcher,
+    first_level,
+    import_scann,
+    recall,
+    sample_queries,
+)
+from crl_jax.experience.scann_search import Segment
+from crl_jax.experience.thread import DaemonThread
 
-BRUTE_BELOW = 2_000
-TREE_FROM = 100_000
-_import_lock = threading.Lock()
-
-
-def import_scann() -> Any:
-    """The module ``scann``, imported while TensorFlow looks absent.
-
-    ScaNN imports TensorFlow if it can find it: that takes many seconds, and fails with an undefined symbol for all but one TensorFlow
-    version. Only its TensorFlow ops need it. TensorFlow itself is left as it was. Raises ImportError naming the package to install.
-    """
-    with _import_lock:
-        if "scann" in sys.modules:
-            return sys.modules["scann"]
-        absent = object()
-        saved: Any = sys.modules.get("tensorflow", absent)
-        sys.modules["tensorflow"] = None  # type: ignore[assignment]  # makes `import tensorflow` raise ModuleNotFoundError
-        try:
-            return importlib.import_module("scann")
-        except ImportError as error:
-            raise ImportError("ScannIndex needs ScaNN: pip install 'scann==1.4.2', or use the exact index") from error
-        finally:
-            if saved is absent:
-                del sys.modules["tensorflow"]
-            else:
-                sys.modules["tensorflow"] = saved
+EXACT_BELOW = 2_000
+TAIL_MAX = 2_048  # entries: each thousand adds about 0.03 ms to a query
 
 
-def build_searcher(vectors: Vectors, *, brute_below: int = BRUTE_BELOW, tree_from: int = TREE_FROM, threads: int = 1) -> Any:
-    """A ScaNN searcher over unit rows (dot product = cosine), of the kind that suits their number."""
-    n = len(vectors)
-    scann = import_scann()
-    builder = scann.scann_ops_pybind.builder(vectors, 10, "dot_product").set_n_training_threads(threads)
-    if n < brute_below:
-        return builder.score_brute_force().build()
-    if n >= tree_from:
-        leaves = int(math.sqrt(n))
-        builder = builder.tree(num_leaves=leaves, num_leaves_to_search=max(1, leaves // 5), training_sample_size=min(n, 250_000))
-    return builder.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(100).build()
+@dataclasses.dataclass
+class _Space:
+    """Mutable, one namespace: the blocks that its segments are views of. ``level`` is a place on the ladder of settings."""
 
-
-@dataclasses.dataclass(frozen=True)
-class _Segment:
-    """Everything one search of one namespace needs; replaced, never changed. ``dead`` ids are in base or tail but removed."""
-
-    searcher: Any
-    base_ids: tuple[str, ...]
-    base: Vectors
-    tail_ids: tuple[str, ...]
-    tail: Vectors
-    dead: frozenset[str]
-
-    def live(self) -> tuple[tuple[str, ...], Vectors]:
-        ids = (*self.base_ids, *self.tail_ids)
-        keep = [n for n, i in enumerate(ids) if i not in self.dead]
-        return tuple(ids[n] for n in keep), np.concatenate([self.base, self.tail])[keep]
+    base: Rows
+    tail: Rows
+    watch: RecallWatch
+    searcher: Searcher | None = None
+    level: int = 0
+    building: bool = False
+    removed_since: list[int] = dataclasses.field(default_factory=list[int])  # serials, while a build runs
 
 
 class ScannIndex:
-    """ScaNN searchers per namespace with an exact tail. ``close`` waits at most ``close_timeout_s`` for a running build."""
+    """ScaNN searchers per namespace with an exact tail. ``close`` waits at most ``close_timeout_s`` for a running build.
+
+    ``tail_min`` and ``tail_fraction`` (of the built entries) say from how many unbuilt or removed entries on a build begins;
+    ``check_every`` is the mean number of queries between two that are checked against exact search (0 = none).
+    """
 
     def __init__(
         self,
@@ -88,136 +65,234 @@ class ScannIndex:
         *,
         tail_min: int = 64,
         tail_fraction: float = 0.1,
-        brute_below: int = BRUTE_BELOW,
+        tail_max: int = TAIL_MAX,
+        exact_below: int = EXACT_BELOW,
         tree_from: int = TREE_FROM,
         threads: int = 1,
-        close_timeout_s: float = 60.0,
+        check_every: int = 256,
+        seed: int = 0,
+        close_timeout_s: float = 120.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         import_scann()  # before any worker thread starts
         self._dim = dim
-        self._tail_min = tail_min
-        self._tail_fraction = tail_fraction
-        self._build = {"brute_below": brute_below, "tree_from": tree_from, "threads": threads}
+        self._tail_min, self._tail_fraction, self._tail_max = tail_min, tail_fraction, tail_max
+        self._exact_below, self._tree_from, self._threads = exact_below, tree_from, threads
+        self._check_every = check_every
+        self._seed = seed
         self._close_timeout_s = close_timeout_s
-        self._segments: dict[str, _Segment] = {}
-        self._home: dict[str, str] = {}
-        self._gone: set[str] = set()  # they never come back: a searcher, or a build under way, may still hold their old vectors
-        self._write = threading.Lock()
-        self._builds: dict[str, threading.Thread] = {}
+        self._clock = clock
+        self._spaces: dict[str, _Space] = {}
+        self._segments: dict[str, Segment] = {}
+        self._ledger = Ledger()
+        self._version = 0
+        self._write = threading.RLock()  # a job that ends at once is taken note of where it was begun
+        self._keeper: DaemonThread | None = None  # plans background work, in Python
+        self._engine: DaemonThread | None = None  # does it, in ScaNN: low priority is for calls without the interpreter's lock
+        self._jobs: set[Future[None]] = set()
         self._failure: BaseException | None = None
+        self._closed = threading.Event()
         self.builds = 0  # finished builds, for metrics
+        self.rebuilds_for_recall = 0  # times a setting was made stronger
 
     def add(self, ids: Sequence[str], vectors: Vectors, *, namespace: str) -> None:
         rows = unit_rows(vectors, dim=self._dim)
         with self._write:
             self._raise_failure()
-            check_new(ids, len(rows), self._home, self._gone)
-            old = self._segments.get(namespace) or self._nothing()
-            grown = dataclasses.replace(old, tail_ids=(*old.tail_ids, *ids), tail=np.concatenate([old.tail, rows]))
-            self._segments[namespace] = grown
-            self._home.update(dict.fromkeys(ids, namespace))
+            serials = self._ledger.enter(ids, len(rows), namespace)
+            if namespace not in self._spaces:
+                watch = RecallWatch(every=max(1, self._check_every), seed=self._seed)
+                self._spaces[namespace] = _Space(Rows(self._dim), Rows(self._dim), watch)
+            self._spaces[namespace].tail.append(ids, rows, np.asarray(serials, np.int64))
+            self._publish(namespace)
             self._maybe_build(namespace)
 
     def remove(self, ids: Sequence[str]) -> None:
-        gone = set(ids)
         with self._write:
             self._raise_failure()
-            check_known(gone, self._home)
-            for namespace in {self._home[i] for i in gone}:
-                old = self._segments[namespace]
-                mine = {i for i in gone if self._home[i] == namespace}
-                keep = [n for n, i in enumerate(old.tail_ids) if i not in mine]
-                dead = old.dead | (mine - set(old.tail_ids))
-                tail_ids = tuple(old.tail_ids[n] for n in keep)
-                self._segments[namespace] = dataclasses.replace(old, tail_ids=tail_ids, tail=old.tail[keep], dead=dead)
+            gone = self._ledger.leave(ids)
+            self._version += 1
+            for namespace, serials in gone.items():
+                space = self._spaces[namespace]
+                self._mark(space, serials)
+                if space.building:
+                    space.removed_since += serials
+                elif space.tail.crowded():
+                    space.tail = space.tail.kept()
+                self._publish(namespace)
                 self._maybe_build(namespace)
-            for i in gone:
-                del self._home[i]
-            self._gone |= gone
 
     def search(self, queries: Vectors, k: int, *, namespace: str) -> list[list[Candidate]]:
         unit, kept = usable(queries, dim=self._dim, k=k)
-        found: list[list[Candidate]] = [[] for _ in range(len(queries))]
         segment = self._segments.get(namespace)
         if segment is None or not kept:
-            return found
-        base = _search_base(segment, unit, k)
-        tail = top_k(unit @ segment.tail.T, segment.tail_ids, k)
-        for i, old, new in zip(kept, base, tail, strict=True):
-            found[i] = sorted([*old, *new], key=lambda c: -c.similarity)[:k]  # stable: the base, being older, wins ties
+            return [[] for _ in range(len(queries))]
+        answers = segment.search(unit, k)
+        hashed = segment.searcher is not None and segment.searcher.setting.structure != "brute"
+        if hashed and self._check_every and self._spaces[namespace].watch.offer(unit, self._clock()):
+            self._submit_check(namespace)
+        if len(kept) == len(queries):
+            return answers
+        found: list[Hits] = [[] for _ in range(len(queries))]
+        for i, hits in zip(kept, answers, strict=True):
+            found[i] = hits
         return found
 
     def size(self, namespace: str) -> int:
         segment = self._segments.get(namespace)
-        return len(segment.base_ids) + len(segment.tail_ids) - len(segment.dead) if segment else 0
+        return segment.base.live + segment.tail.live if segment else 0
+
+    def stats(self) -> dict[str, float]:
+        """As `Index.stats`, and ``recall/NAMESPACE`` for each namespace with a searcher."""
+        segments = dict(self._segments)
+        by_space = {f"recall/{name}": self._spaces[name].watch.estimate() for name, s in segments.items() if s.searcher is not None}
+        return {
+            "recall": min(by_space.values(), default=1.0),
+            "builds": self.builds,
+            "rebuilds_for_recall": self.rebuilds_for_recall,
+            "tail": sum(s.tail.live for s in segments.values()),
+            "dead": sum(s.base.dead + s.tail.dead for s in segments.values()),
+            "entries": sum(s.base.live + s.tail.live for s in segments.values()),
+            **by_space,
+        }
 
     def wait_builds(self, timeout_s: float) -> None:
-        """Wait until no build runs. Raises TimeoutError after ``timeout_s``, or the exception of a failed build."""
+        """Wait until nothing runs in the background. Raises TimeoutError after ``timeout_s``, or the exception of a failed build."""
+        end = time.monotonic() + timeout_s
         while True:
             with self._write:
                 self._raise_failure()
-                running = list(self._builds.values())
+                running = list(self._jobs)
             if not running:
                 return
-            running[0].join(timeout_s)
-            if running[0].is_alive():
+            wait(running, max(0.0, end - time.monotonic()))
+            if time.monotonic() >= end:
                 raise TimeoutError(f"a ScaNN build is still running after {timeout_s} s")
 
+    def rebuild(self, namespace: str) -> None:
+        """Begin a build of this namespace in the background now, whatever its tail; nothing happens if one is under way."""
+        with self._write:
+            if namespace in self._spaces and not self._spaces[namespace].building:
+                self._submit_build(namespace)
+
     def close(self) -> None:
+        self._closed.set()
+        for thread in (self._keeper, self._engine):
+            if thread is not None:
+                thread.shutdown()
         self.wait_builds(self._close_timeout_s)
 
     # ------------------------------------------------------------------------------------------------------------ inside (lock held)
-
-    def _nothing(self) -> _Segment:
-        empty = np.zeros((0, self._dim), np.float32)
-        return _Segment(None, (), empty, (), empty, frozenset())
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise RuntimeError("a background ScaNN build failed") from self._failure
 
-    def _maybe_build(self, namespace: str) -> None:
-        segment = self._segments[namespace]
-        pending = len(segment.tail_ids) + len(segment.dead)
-        if namespace in self._builds or pending <= max(self._tail_min, self._tail_fraction * len(segment.base_ids)):
-            return
-        thread = threading.Thread(target=self._rebuild, args=(namespace, segment), name=f"scann-build-{namespace}", daemon=True)
-        self._builds[namespace] = thread
-        thread.start()
+    def _publish(self, namespace: str) -> None:
+        space = self._spaces[namespace]
+        self._segments[namespace] = Segment(space.searcher, space.base.view(self._version), space.tail.view(self._version))
 
-    def _rebuild(self, namespace: str, old: _Segment) -> None:
-        """Build from the live rows of ``old``, then keep as the new tail what was added and as dead what was removed meanwhile."""
-        try:
-            ids, vectors = old.live()
-            searcher = build_searcher(vectors, **self._build) if ids else None
-        except BaseException as error:
-            with self._write:
-                self._failure = error
-                del self._builds[namespace]
+    def _mark(self, space: _Space, serials: list[int]) -> None:
+        """Mark rows as removed (serials in rising order; those of the tail are greater than those of the base)."""
+        gone = np.asarray(serials, np.int64)
+        cut = int(np.searchsorted(gone, space.tail.first_serial()))
+        for block, part in ((space.base, gone[:cut]), (space.tail, gone[cut:])):
+            if len(part):
+                block.remove(part, self._version)
+
+    def _maybe_build(self, namespace: str) -> None:
+        space, built = self._spaces[namespace], len(self._spaces[namespace].base)
+        limit = max(self._tail_min, self._tail_fraction * built)
+        due = len(space.tail) > min(limit, max(self._tail_min, self._tail_max)) or space.base.dead > limit
+        if due and not space.building and (built or len(space.tail) - space.tail.dead >= self._exact_below):
+            self._submit_build(namespace)
+
+    def _submit_build(self, namespace: str) -> None:
+        self._spaces[namespace].building = True
+        self._submit(lambda: self._rebuild(namespace))
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        if self._closed.is_set():
             return
+        if self._keeper is None:
+            self._keeper = DaemonThread("crl-index")
+            self._engine = DaemonThread("crl-scann-build", low_priority=True)
+        job = self._keeper.submit(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._ended)
+
+    # ------------------------------------------------------------------------------------------------------------ in the background
+
+    def _ended(self, job: Future[None]) -> None:
         with self._write:
-            now = self._segments[namespace]
-            built = set(ids)
-            fresh = [n for n, i in enumerate(now.tail_ids) if i not in built]
-            dead = frozenset(i for i in ids if i not in self._home)
-            tail_ids = tuple(now.tail_ids[n] for n in fresh)
-            self._segments[namespace] = _Segment(searcher, ids, vectors, tail_ids, now.tail[fresh], dead)
-            self.builds += 1
-            del self._builds[namespace]
+            self._jobs.discard(job)
+            error = None if job.cancelled() else job.exception()
+            if error is not None and not (self._closed.is_set() and isinstance(error, CancelledError | RuntimeError)):
+                self._failure = error
+
+    def _submit_check(self, namespace: str) -> None:
+        with self._write:
+            self._submit(lambda: self._check(namespace))
+
+    def _rebuild(self, namespace: str) -> None:
+        """Build from what is live now; then move over to it, with what was added and removed meanwhile."""
+        with self._write:
+            space = self._spaces[namespace]
+            base, tail, level = space.base.view(self._version), space.tail.view(self._version), space.level
+            space.removed_since = []
+        fresh = space.base.kept(base).joined(space.tail.kept(tail))  # the blocks are replaced by this thread only
+        searcher, recalls = None, []
+        if len(fresh) and len(fresh) >= self._exact_below:
+            first = first_level(len(fresh), tree_from=self._tree_from)
+            searcher, level, recalls = self._good_searcher(fresh.vectors, max(first, level - 1), space.watch)
+        with self._write:
+            newer = space.tail.kept(start=tail.n)
+            space.base, space.tail = (fresh, newer) if searcher else (Rows(self._dim), fresh.joined(newer))
+            space.searcher, space.level, space.building = searcher, level, False
+            self._mark(space, sorted(s for s in space.removed_since if s <= fresh.last_serial()))
+            space.watch.restart(recalls)
+            self._publish(namespace)
+            self.builds += searcher is not None
             self._maybe_build(namespace)
 
+    def _good_searcher(self, vectors: Vectors, level: int, watch: RecallWatch) -> tuple[Searcher, int, list[float]]:
+        """The first searcher from ``level`` up the ladder whose recall is good, its level, and the recall of each query asked."""
+        assert self._engine is not None
+        real = watch.recent()
+        made = sample_queries(vectors, 128, np.random.default_rng(self._seed))
+        queries = np.stack([*real, *made])
+        searcher: Searcher | None = None
+        while True:
+            setting = LADDER[level]
+            if searcher is not None and searcher.setting.structure == setting.structure:
+                searcher = searcher.set_to(setting)
+            else:
+                searcher = self._engine.submit(build_searcher, vectors, setting, threads=self._threads).result()
+            found = self._engine.submit(recall, searcher, vectors, queries).result()
+            parts = [found, found[: len(real)]] if len(real) >= 32 else [found]  # good over all, and on the real ones
+            if level == len(LADDER) - 1 or min(float(part.mean()) for part in parts) >= RECALL_GOAL:
+                return searcher, level, found.tolist()
+            level += 1
+            self.rebuilds_for_recall += 1
 
-def _search_base(segment: _Segment, unit: Vectors, k: int) -> list[list[Candidate]]:
-    """ScaNN hits that are live. Asks for as many extra neighbours as there are removed ids, and drops the fill of short answers."""
-    if segment.searcher is None:
-        return [[] for _ in range(len(unit))]
-    wanted = min(k + len(segment.dead), len(segment.base_ids))
-    rows, scores = segment.searcher.search_batched(unit, final_num_neighbors=wanted, pre_reorder_num_neighbors=max(100, 4 * wanted))
-    answers: list[list[Candidate]] = []
-    for row, score in zip(rows, scores, strict=True):
-        hits: list[Candidate] = []
-        for n, s in zip(row.tolist(), score.tolist(), strict=True):
-            if 0 <= n < len(segment.base_ids) and math.isfinite(s) and segment.base_ids[n] not in segment.dead:
-                hits.append(Candidate(segment.base_ids[n], min(1.0, max(-1.0, s))))
-        answers.append(hits[:k])
-    return answers
+    def _check(self, namespace: str) -> None:
+        """Compare some real queries with the exact answer; if recall is low, search harder at once, or build what can."""
+        assert self._engine is not None
+        space, started = self._spaces[namespace], self._clock()
+        queries, searcher, base = space.watch.take(), space.searcher, space.base
+        recalls: list[float] = []
+        if searcher is not None and queries:
+            recalls = self._engine.submit(recall, searcher, base.vectors, np.stack(queries)).result().tolist()
+        space.watch.settle(recalls, took_s=self._clock() - started, now=self._clock())
+        with self._write:
+            if space.searcher is None or space.building or not space.watch.low():
+                return
+            space.level += 1
+            self.rebuilds_for_recall += 1
+            space.watch.restart([])
+            if LADDER[space.level].structure == space.searcher.setting.structure:
+                space.searcher = space.searcher.set_to(LADDER[space.level])
+                self._publish(namespace)
+            else:
+                space.level += 1  # the build begins one below what it is told
+                self._submit_build(namespace)

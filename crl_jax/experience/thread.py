@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -20,12 +22,21 @@ R = TypeVar("R")
 
 
 class DaemonThread(Executor):
-    """An executor of one daemon thread. (Python waits for the threads of a ``ThreadPoolExecutor`` before it exits, hung ones too.)"""
+    """An executor of one daemon thread, or of several that share one queue. (Python waits for the threads of a ``ThreadPoolExecutor``
+    before it exits, hung ones too.)
 
-    def __init__(self, name: str) -> None:
+    With ``low_priority`` the thread gets only the CPU time that no other wants (on Linux, where threads have a priority of their own).
+    Give such a thread calls that spend their time without the interpreter's lock: a thread that holds the lock and is not scheduled holds
+    up every other.
+    """
+
+    def __init__(self, name: str, *, threads: int = 1, low_priority: bool = False) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._low_priority = low_priority
+        self._names = [name] if threads == 1 else [f"{name}-{n}" for n in range(threads)]
+        for each in self._names:
+            threading.Thread(target=self._work, name=each, daemon=True).start()
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Queue one call. Raises RuntimeError after `shutdown`."""
@@ -36,12 +47,15 @@ class DaemonThread(Executor):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
-        """End the thread after the call under way; calls that have not begun are cancelled. Never waits."""
+        """End the threads after the calls under way; calls that have not begun are cancelled. Never waits."""
         del wait, cancel_futures
         self._closed.set()
-        self._calls.put(None)
+        for _ in self._names:
+            self._calls.put(None)
 
     def _work(self) -> None:
+        if self._low_priority and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while (item := self._calls.get()) is not None:
             future, call = item
             if self._closed.is_set():

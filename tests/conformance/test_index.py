@@ -14,10 +14,10 @@ DIM = 16
 def index(request):
     if request.param == "exact":
         made = ExactIndex(DIM)
-    else:  # "built" moves everything beyond one vector into ScaNN, so even the smallest cases go through it
-        made = ScannIndex(
-            DIM, tail_min=0 if request.param == "scann-built" else 64, tail_fraction=0.0 if request.param == "scann-built" else 0.1
-        )
+    elif request.param == "scann":
+        made = ScannIndex(DIM)
+    else:  # everything beyond one vector moves into ScaNN, so even the smallest cases go through it
+        made = ScannIndex(DIM, tail_min=0, tail_fraction=0.0, tail_max=0, exact_below=0)
     yield made
     made.close()
 
@@ -128,6 +128,16 @@ def test_X16_small_indexes_and_large_k(index, n, k):
     hits = index.search(query, k, namespace="n")[0]
     assert [hit.id for hit in hits] == [i for i, _ in brute(vectors, ids, query[0], k)]
     assert len(hits) == n
+
+
+def test_stats_count_what_is_there(index):
+    index.add([f"id{n}" for n in range(30)], rows(30), namespace="n")
+    index.remove(["id3"])
+    settle(index)
+    stats = index.stats()
+    assert (stats["entries"], stats["recall"], stats["rebuilds_for_recall"]) == (29, 1.0, 0)
+    assert stats["tail"] <= 29
+    assert stats["dead"] <= 1
 
 
 def test_bad_ids_change_nothing(index):
