@@ -106,8 +106,10 @@ class BankConfig:
     merge_cosine: float = 0.85  # cosine from which two entries are near
     snapshots: int = 1  # copies of the bank's file, made with the checkpoints, that are kept beside it
     query_batch: int = 16  # queries searched together
+    query_batch_limit: int = 128  # ... at most, while every worker is busy
     query_wait_ms: float = 1.0  # how long a query waits for others
-    search_workers: int = 4
+    query_max_open: int = 8192  # unanswered queries from which on more are refused
+    search_workers: int = 0  # threads; 0 = one for each core
     warmup_steps: int = 5  # steps in which episodes are distilled but nobody reads the bank
     server: BankServerConfig = field(default_factory=BankServerConfig)
 

@@ -31,7 +31,7 @@ from crl_jax.experience.reader import Reader, Routing, Shown
 from crl_jax.experience.recover import snapshot
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.reward import RewardRule, credits_of
-from crl_jax.experience.search import SearchService
+from crl_jax.experience.search import BATCH_LIMIT, SearchService
 from crl_jax.experience.store import Store
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.transfer import lifts
@@ -62,8 +62,10 @@ class ManagerOptions:
     decay: tuple[float, float, int] | None = None
     snapshots: int = 0
     query_batch: int = 16
+    query_batch_limit: int = BATCH_LIMIT  # while every worker is busy
     query_wait_s: float = 0.001
-    search_workers: int = 4
+    query_max_open: int = 8192
+    search_workers: int = 0  # 0 = one for each core
     cache_size: int = 1000
     submit_timeout_s: float = 60.0
     sample_timeout_s: float = 600.0
@@ -101,9 +103,11 @@ class ExperienceManager:
             counts=self.counts,
             clock=clock,
             batch_size=options.query_batch,
+            batch_limit=options.query_batch_limit,
             max_wait_s=options.query_wait_s,
             workers=options.search_workers,
             cache_size=options.cache_size,
+            max_open=options.query_max_open,
             timeout_s=options.io_timeout_s,
         )
         self._calls = ExtractorCalls(
@@ -333,7 +337,6 @@ class ExperienceManager:
             "revision": self.state.revision,
             "pending": self._pipeline.pending,
             "buffer": len(self.buffer),
-            "search_latency_s": self._search.latency_s,
             "vectors_repaired": self._writer.vectors_repaired,
             "unsearchable": len(self._writer.unsearchable),
             "demoted": self._reader.demoted,
@@ -341,8 +344,9 @@ class ExperienceManager:
         gauges |= {f"redundancy/{name}": share for name, share in self._editor.redundancy.items()}
         for name, lift in lifts(self.state).items():
             gauges |= {f"lift_{side}/{name}": value for side, value in lift._asdict().items() if value is not None}
-        workers = {f"search_batches_worker_{w}": n for w, n in enumerate(self._search.per_worker)}
-        return {**self.counts, **{f"buffer_{k}": n for k, n in self.buffer.counts.items()}, **gauges, **workers}
+        index = {f"index_{k}": n for k, n in self._writer.index.stats().items()}
+        buffer = {f"buffer_{k}": n for k, n in self.buffer.counts.items()}
+        return {**self.counts, **buffer, **gauges, **self._search.stats(), **index}
 
     # ------------------------------------------------------------------------------------------------------------ inside
 

@@ -81,7 +81,8 @@ def best(scores: Scores, ids: list[str], k: int, *, above: Float[np.ndarray, " q
     column: Int[np.ndarray, " hits"] = flat % max(n, 1)
     value = scores.ravel()[flat]
     order = np.lexsort((column, -value, row))
-    bounds: list[int] = np.searchsorted(row, np.arange(q + 1)).tolist()
+    counts: Int[np.ndarray, " q"] = np.bincount(row, minlength=q)
+    bounds: list[int] = [0, *np.cumsum(counts).tolist()]
     columns: list[int] = column[order].tolist()
     values: list[float] = np.clip(value[order], -1.0, 1.0).tolist()
     spans = [(a, min(b, a + k)) for a, b in itertools.pairwise(bounds)]
