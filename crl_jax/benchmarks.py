@@ -25,6 +25,7 @@ SCRIPTS = {
     "rollout-overhead": ("bench_rollout_overhead.py", "the same episodes with and without experience: what the bank costs a rollout"),
     "load": ("load_memory.py", "host memory while a checkpoint is loaded onto a mesh"),
     "publish": ("bench_publish.py", "a swap of weights on eight virtual devices: bytes, seconds by phase, checksum, tokens after it"),
+    "bank": ("bench_bank.py", "1,024 clients of the bank's search against bare ScaNN: throughput, latency, beside rebuilds and merges"),
     "gpu": ("bench_gpu.py", "the update on an NVIDIA GPU: model FLOPs utilisation"),
 }
 

@@ -92,17 +92,21 @@ class Searcher:
     def search(self, unit: Vectors, k: int) -> tuple[Int[np.ndarray, "q m"], Float[np.ndarray, "q m"]]:
         """Row numbers and cosines of the ``m = min(k, n)`` nearest, best first. Answers a tree could not fill end in -1 and NaN."""
         wanted = min(k, self.n)
-        options: dict[str, int] = {}
-        if self.setting.structure != "brute":
-            options["pre_reorder_num_neighbors"] = min(self.n, max(self.setting.reorder, 4 * wanted))
-        if self.setting.structure == "tree":
-            options["leaves_to_search"] = max(1, round(self.setting.leaves * leaf_count(self.n)))
-        rows, scores = self.raw.search_batched(unit, final_num_neighbors=wanted, **options)
+        rows, scores = self.raw.search_batched(unit, final_num_neighbors=wanted, **self.options(wanted))
         rows = rows.astype(np.int64)
         filled = np.isfinite(scores) & (rows >= 0) & (rows < self.n)
         if not filled.all():
             rows, scores = np.where(filled, rows, -1), np.where(filled, scores, np.nan)
         return rows, scores
+
+    def options(self, wanted: int) -> dict[str, int]:
+        """What the setting means to ``search_batched`` for so many neighbours."""
+        made: dict[str, int] = {}
+        if self.setting.structure != "brute":
+            made["pre_reorder_num_neighbors"] = min(self.n, max(self.setting.reorder, 4 * wanted))
+        if self.setting.structure == "tree":
+            made["leaves_to_search"] = max(1, round(self.setting.leaves * leaf_count(self.n)))
+        return made
 
     def set_to(self, setting: Setting) -> Searcher:
         """The same searcher asked another way. Raises ValueError if that needs another structure."""

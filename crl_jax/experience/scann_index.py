@@ -156,6 +156,11 @@ class ScannIndex:
             **by_space,
         }
 
+    def searcher(self, namespace: str) -> Searcher | None:
+        """What serves the built part of a namespace now: to measure it, or to see its setting."""
+        segment = self._segments.get(namespace)
+        return segment.searcher if segment else None
+
     def wait_builds(self, timeout_s: float) -> None:
         """Wait until nothing runs in the background. Raises TimeoutError after ``timeout_s``, or the exception of a failed build."""
         end = time.monotonic() + timeout_s
