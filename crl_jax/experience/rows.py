@@ -7,8 +7,9 @@ its version, whatever is added or removed later. Does not: lock (one writer at a
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ Scores = Float[np.ndarray, "q n"]
 Hits = list[Candidate]
 
 _NEVER = np.iinfo(np.int64).max  # the version at which a live row was removed
+_candidate: Callable[[tuple[str, float]], Candidate] = functools.partial(tuple.__new__, Candidate)  # pyright: ignore[reportUnknownMemberType]
 _SMALLEST = 64  # rows of the first buffer
 
 
@@ -62,8 +64,8 @@ def _lengths(rows: Vectors) -> Float[np.ndarray, " n"]:
 
 
 def to_hits(ids: list[str], columns: Sequence[int], similarities: Sequence[float]) -> Hits:
-    """Candidates from row numbers and their cosines, in the order given. Made without a Python call for each: it runs for every query."""
-    return list(map(Candidate._make, zip(map(ids.__getitem__, columns), similarities, strict=True)))
+    """Candidates from row numbers and their cosines, in the order given. Made without a Python call for each: this runs for every query."""
+    return list(map(_candidate, zip(map(ids.__getitem__, columns), similarities, strict=True)))
 
 
 def best(scores: Scores, ids: list[str], k: int, *, above: Float[np.ndarray, " q"] | None = None) -> list[Hits]:
@@ -85,8 +87,7 @@ def best(scores: Scores, ids: list[str], k: int, *, above: Float[np.ndarray, " q
     bounds: list[int] = [0, *np.cumsum(counts).tolist()]
     columns: list[int] = column[order].tolist()
     values: list[float] = np.clip(value[order], -1.0, 1.0).tolist()
-    spans = [(a, min(b, a + k)) for a, b in itertools.pairwise(bounds)]
-    return [to_hits(ids, columns[a:b], values[a:b]) for a, b in spans]
+    return [to_hits(ids, columns[a : min(b, a + k)], values[a : min(b, a + k)]) for a, b in itertools.pairwise(bounds)]
 
 
 class View(NamedTuple):

@@ -67,11 +67,8 @@ def _keep(
     k: int,
 ) -> None:
     """Write the first ``k`` good columns of each row into ``found[which]``."""
-    clipped = np.clip(similarities, -1.0, 1.0)
-    if good.all():
-        columns, values = rows[:, :k].tolist(), clipped[:, :k].tolist()
-    else:
-        columns = [r[g][:k].tolist() for r, g in zip(rows, good, strict=True)]
-        values = [s[g][:k].tolist() for s, g in zip(clipped, good, strict=True)]
-    for i, column, value in zip(which.tolist(), columns, values, strict=True):
-        found[i] = to_hits(ids, column, value)
+    first = good & (np.cumsum(good, axis=1) <= k)
+    hits = to_hits(ids, rows[first].tolist(), np.clip(similarities[first], -1.0, 1.0).tolist())  # of all queries: one pass is faster
+    ends: list[int] = np.cumsum(first.sum(axis=1)).tolist()
+    for i, start, end in zip(which.tolist(), [0, *ends[:-1]], ends, strict=True):
+        found[i] = hits[start:end]

@@ -33,13 +33,13 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from crl_jax.experience.bank import BankState  # noqa: E402
-from crl_jax.experience.reader import Reader  # noqa: E402
-from crl_jax.experience.retrieve import Candidate, Diversity  # noqa: E402
-from crl_jax.experience.scann_index import ScannIndex  # noqa: E402
-from crl_jax.experience.search import SearchService  # noqa: E402
-from crl_jax.records import Experience  # noqa: E402
-from crl_jax.telemetry.result import Result, emit  # noqa: E402
+from crl_jax.experience.bank import BankState
+from crl_jax.experience.reader import Reader
+from crl_jax.experience.retrieve import Candidate, Diversity
+from crl_jax.experience.scann_index import ScannIndex
+from crl_jax.experience.search import SearchService
+from crl_jax.records import Experience
+from crl_jax.telemetry.result import Result, emit
 
 DIM, K, CLIENTS, QUERIES, SPACE = 384, 8, 1024, 16_384, "bank"
 BARE_BATCH, HALF, MODERATE = 256, 0.5, 0.25  # queries; shares of what bare can do
@@ -161,9 +161,10 @@ async def back_to_back(ask: Ask, seconds: float) -> tuple[float, float]:
 
     async def client(seed: int) -> None:
         nonlocal answered
-        rng = random.Random(seed)
+        n = seed
         while time.perf_counter() < end:
-            await ask(rng.randrange(QUERIES))
+            n = (n + 7919) % QUERIES
+            await ask(n)
             answered += 1
 
     started, cpu = time.perf_counter(), time.process_time()
