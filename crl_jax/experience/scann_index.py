@@ -86,10 +86,11 @@ class ScannIndex:
         self._segments: dict[str, Segment] = {}
         self._ledger = Ledger()
         self._version = 0
-        self._write = threading.RLock()  # a job that ends at once is taken note of where it was begun
+        self._write = threading.Lock()
         self._keeper: DaemonThread | None = None  # plans background work, in Python
         self._engine: DaemonThread | None = None  # does it, in ScaNN: low priority is for calls without the interpreter's lock
         self._jobs: set[Future[None]] = set()
+        self._jobs_lock = threading.Lock()  # apart, for a search that finds a check due takes it: never for long
         self._failure: BaseException | None = None
         self._closed = threading.Event()
         self.builds = 0  # finished builds, for metrics
@@ -130,7 +131,7 @@ class ScannIndex:
         answers = segment.search(unit, k)
         hashed = segment.searcher is not None and segment.searcher.setting.structure != "brute"
         if hashed and self._check_every and self._spaces[namespace].watch.offer(unit, self._clock()):
-            self._submit_check(namespace)
+            self._submit(lambda: self._check(namespace))
         if len(kept) == len(queries):
             return answers
         found: list[Hits] = [[] for _ in range(len(queries))]
@@ -165,8 +166,8 @@ class ScannIndex:
         """Wait until nothing runs in the background. Raises TimeoutError after ``timeout_s``, or the exception of a failed build."""
         end = time.monotonic() + timeout_s
         while True:
-            with self._write:
-                self._raise_failure()
+            self._raise_failure()
+            with self._jobs_lock:
                 running = list(self._jobs)
             if not running:
                 return
@@ -181,17 +182,18 @@ class ScannIndex:
                 self._submit_build(namespace)
 
     def close(self) -> None:
-        self._closed.set()
-        for thread in (self._keeper, self._engine):
-            if thread is not None:
-                thread.shutdown()
+        with self._jobs_lock:
+            self._closed.set()
+            for thread in (self._keeper, self._engine):
+                if thread is not None:
+                    thread.shutdown()
         self.wait_builds(self._close_timeout_s)
-
-    # ------------------------------------------------------------------------------------------------------------ inside (lock held)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise RuntimeError("a background ScaNN build failed") from self._failure
+
+    # ------------------------------------------------------------------------------------------------------------ inside (lock held)
 
     def _publish(self, namespace: str) -> None:
         space = self._spaces[namespace]
@@ -216,28 +218,25 @@ class ScannIndex:
         self._spaces[namespace].building = True
         self._submit(lambda: self._rebuild(namespace))
 
-    def _submit(self, work: Callable[[], None]) -> None:
-        if self._closed.is_set():
-            return
-        if self._keeper is None:
-            self._keeper = DaemonThread("crl-index")
-            self._engine = DaemonThread("crl-scann-build", low_priority=True)
-        job = self._keeper.submit(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._ended)
-
     # ------------------------------------------------------------------------------------------------------------ in the background
 
-    def _ended(self, job: Future[None]) -> None:
-        with self._write:
-            self._jobs.discard(job)
-            error = None if job.cancelled() else job.exception()
-            if error is not None and not (self._closed.is_set() and isinstance(error, CancelledError | RuntimeError)):
-                self._failure = error
+    def _submit(self, work: Callable[[], None]) -> None:
+        with self._jobs_lock:
+            if self._closed.is_set():
+                return
+            if self._keeper is None:
+                self._engine = DaemonThread("crl-scann-build", low_priority=True)
+                self._keeper = DaemonThread("crl-index")
+            job = self._keeper.submit(work)
+            self._jobs.add(job)
+        job.add_done_callback(self._ended)
 
-    def _submit_check(self, namespace: str) -> None:
-        with self._write:
-            self._submit(lambda: self._check(namespace))
+    def _ended(self, job: Future[None]) -> None:
+        error = None if job.cancelled() else job.exception()
+        if error is not None and not (self._closed.is_set() and isinstance(error, CancelledError | RuntimeError)):
+            self._failure = error
+        with self._jobs_lock:
+            self._jobs.discard(job)
 
     def _rebuild(self, namespace: str) -> None:
         """Build from what is live now; then move over to it, with what was added and removed meanwhile."""
