@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import immutables
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -38,6 +39,7 @@ from crl_jax.experience.reader import Reader
 from crl_jax.experience.retrieve import Candidate, Diversity
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.search import SearchService
+from crl_jax.experience.space import Space
 from crl_jax.records import Experience
 from crl_jax.telemetry.result import Result, emit
 
@@ -141,7 +143,7 @@ def service_of(bench: Bench, index: object = None) -> SearchService:
 
 
 def plain(service: SearchService) -> Ask:
-    return lambda n: service.query(SPACE, str(n), K, _keep)
+    return lambda n: service.query((SPACE,), str(n), K, _keep)
 
 
 def _keep(candidates: list[Candidate]) -> list[Candidate]:
@@ -150,7 +152,7 @@ def _keep(candidates: list[Candidate]) -> list[Candidate]:
 
 def reader_of(service: SearchService, n: int) -> Ask:
     entries = {i: Experience(i, SPACE, f"lesson {i}", "g", 0, 0, 0) for i in (f"x{row}" for row in range(n))}
-    state = BankState({SPACE: entries}, {}, 1)
+    state = BankState({SPACE: Space(immutables.Map(entries))})
     reader = Reader(search=service, state=lambda: state, step=lambda: 1, diversity=Diversity(k=1, oversample=K), seed=0)
     return lambda number: reader.retrieve(SPACE, str(number), peek=False)
 
@@ -231,7 +233,7 @@ def latency(bench: Bench, bare_rate: float) -> dict[str, Any]:
 
     async def ask(n: int) -> tuple[float, int]:
         started = time.perf_counter()
-        answer = await service.query(SPACE, str(n), K, _keep)
+        answer = await service.query((SPACE,), str(n), K, _keep)
         return time.perf_counter() - started, sized.sizes.pop(id(answer))
 
     totals: list[float] = []
