@@ -63,20 +63,16 @@ def _lengths(rows: Vectors) -> Float[np.ndarray, " n"]:
         return np.sqrt(np.einsum("nd,nd->n", rows, rows))
 
 
-def to_hits(ids: list[str], columns: Sequence[int], similarities: Sequence[float]) -> Hits:
-    """Candidates from row numbers and their cosines, in the order given. Made without a Python call for each: this runs for every query."""
-    return list(map(_candidate, zip(map(ids.__getitem__, columns), similarities, strict=True)))
+def candidates(ids: Sequence[str], similarities: Sequence[float]) -> Hits:
+    """Pairs as candidates, made without a Python call for each: this runs for every query."""
+    return list(map(_candidate, zip(ids, similarities, strict=True)))
 
 
-def best(scores: Scores, ids: list[str], k: int, *, above: Float[np.ndarray, " q"] | None = None) -> list[Hits]:
-    """Per row the ``k`` best columns, best first; equal scores keep column order. Only scores greater than ``above`` count.
-
-    -inf marks a column that does not count.
-    """
+def best(scores: Scores, ids: list[str], k: int) -> list[Hits]:
+    """Per row the ``k`` best columns, best first; equal scores keep column order. -inf marks a column that does not count."""
     q, n = scores.shape
-    floor = np.full(q, -np.inf, np.float32) if above is None else above
-    mask = scores > floor[:, None]
-    if n > 4 * k and not np.isfinite(floor).all():  # too many would pass: the k-th best is the floor, with all that equal it
+    mask = scores > -np.inf
+    if n > 4 * k:  # sort only what is at least the k-th best: few
         mask &= scores >= np.partition(scores, n - k, axis=1)[:, n - k, None]
     flat = np.flatnonzero(mask.ravel())
     row: Int[np.ndarray, " hits"] = flat // max(n, 1)
@@ -86,8 +82,8 @@ def best(scores: Scores, ids: list[str], k: int, *, above: Float[np.ndarray, " q
     counts: Int[np.ndarray, " q"] = np.bincount(row, minlength=q)
     bounds: list[int] = [0, *np.cumsum(counts).tolist()]
     columns: list[int] = column[order].tolist()
-    values: list[float] = np.clip(value[order], -1.0, 1.0).tolist()
-    return [to_hits(ids, columns[a : min(b, a + k)], values[a : min(b, a + k)]) for a, b in itertools.pairwise(bounds)]
+    hits = candidates([ids[c] for c in columns], np.clip(value[order], -1.0, 1.0).tolist())
+    return [hits[a : min(b, a + k)] for a, b in itertools.pairwise(bounds)]
 
 
 class View(NamedTuple):
@@ -109,14 +105,14 @@ class View(NamedTuple):
         """Whether each of these row numbers counts."""
         return self.gone_at[rows] > self.version
 
-    def search(self, unit: Vectors, k: int, *, above: Float[np.ndarray, " q"] | None = None) -> list[Hits]:
-        """Exact: per unit query the ``k`` most similar live rows, best first, oldest first among equals; see `best` for ``above``."""
+    def search(self, unit: Vectors, k: int) -> list[Hits]:
+        """Exact: per unit query the ``k`` most similar live rows, best first, oldest first among equals."""
         if not self.live:
             return [[] for _ in range(len(unit))]
         scores = unit @ self.vectors[: self.n].T
         if self.dead:
             scores[:, self.gone_at[: self.n] <= self.version] = -np.inf
-        return best(scores, self.ids, k, above=above)
+        return best(scores, self.ids, k)
 
 
 class Rows:

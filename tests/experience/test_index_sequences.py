@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crl_jax.experience import scann_search
 from crl_jax.experience.index import ExactIndex
 from crl_jax.experience.rows import Rows, best
+from crl_jax.experience.scann_build import build_searcher
 from crl_jax.experience.scann_index import ScannIndex
+from crl_jax.experience.scann_search import extended
 
 DIM = 8
 SPACES = ("a", "b")
@@ -116,6 +119,19 @@ def test_a_view_shows_what_was_there_whatever_comes_later():
     assert (kept.ids, kept.dead) == (["a", "c"], 0)
 
 
+def test_a_tail_has_few_parts_and_builds_a_row_seldom(monkeypatch):
+    rows, built, parts = Rows(DIM), [], ()
+    monkeypatch.setattr(scann_search, "build_searcher", lambda v, setting: built.append(len(v)) or build_searcher(v, setting))
+    for n in range(3000):
+        rows.append([f"v{n}"], np.ones((1, DIM), np.float32), np.asarray([n]))
+        parts = extended(parts, rows.vectors)
+        assert [p.start for p in parts] == [0, *np.cumsum([p.searcher.n for p in parts])[:-1]]
+        assert sum(p.searcher.n for p in parts) == n + 1
+        assert len(parts) <= 6
+    assert sorted(built)[-1] < 3000
+    assert sum(built) / 3000 < 256 + 8  # rows built by one addition: those of the last part, and a few for each doubling
+
+
 def test_adding_does_not_copy_what_is_there():
     rows, copies, address = Rows(DIM), 0, None
     for n in range(2000):
@@ -127,12 +143,9 @@ def test_adding_does_not_copy_what_is_there():
 
 
 @pytest.mark.parametrize("k", [1, 3, 100])
-def test_best_keeps_column_order_among_equals_and_respects_the_floor(k):
+def test_best_keeps_column_order_among_equals(k):
     scores = np.asarray([[0.5, 0.9, 0.5, 0.1, 0.9] * 8, [0.2] * 40], np.float32)
     ids = [str(n) for n in range(40)]
     order = sorted(range(40), key=lambda n: -scores[0, n])  # stable, so the oracle keeps column order too
     assert [h.id for h in best(scores, ids, k)[0]] == [str(n) for n in order[:k]]
     assert [h.id for h in best(scores, ids, k)[1]] == ids[:k]
-    above = best(scores, ids, k, above=np.asarray([0.5, -np.inf], np.float32))
-    assert [h.id for h in above[0]] == [str(n) for n in order if scores[0, n] > 0.5][:k]
-    assert [h.id for h in above[1]] == ids[:k]
