@@ -45,7 +45,7 @@ from crl_jax.telemetry.result import Result, emit
 
 DIM, K, CLIENTS, QUERIES, SPACE = 384, 8, 1024, 16_384, "bank"
 BARE_BATCH, HALF, MODERATE = 256, 0.5, 0.25  # queries; shares of what bare can do
-MERGES_PER_S, MERGED = 40, 5
+MERGES_PER_S, MERGED, WARM_S = 40, 5, 0.5
 RATIO_GOAL, ADDED_GOAL_MS, BESIDE_GOAL = 0.80, 10.0, 1.5
 Ask = Callable[[int], Coroutine[Any, Any, object]]
 
@@ -176,22 +176,33 @@ async def back_to_back(ask: Ask, seconds: float) -> tuple[float, float]:
 
 
 async def thinking(
-    ask: Callable[[int], Coroutine[Any, Any, float]], rate: float, seconds: float, stop: Callable[[], bool] = lambda: False
+    ask: Callable[[int], Coroutine[Any, Any, float]],
+    rate: float,
+    seconds: float,
+    begin: Callable[[], None] = lambda: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[float]:
-    """What ``ask`` measured for clients that together ask ``rate`` times a second, at random, without the first half second."""
+    """What ``ask`` measured for clients that together ask ``rate`` times a second, at random, from ``begin`` (after half a second) on."""
     found: list[float] = []
-    begin = time.perf_counter()
+    end = time.perf_counter() + WARM_S + seconds
+    warm = asyncio.Event()
 
     async def client(seed: int) -> None:
         rng = random.Random(seed)
         await asyncio.sleep(rng.random() * CLIENTS / rate)
-        while time.perf_counter() < begin + seconds and not stop():
+        while time.perf_counter() < end and not (warm.is_set() and stop()):
+            measured = warm.is_set()
             took = await ask(rng.randrange(QUERIES))
-            if time.perf_counter() > begin + 0.5:
+            if measured:
                 found.append(took)
             await asyncio.sleep(rng.expovariate(rate / CLIENTS))
 
-    await asyncio.gather(*map(client, range(CLIENTS)))
+    async def start() -> None:
+        await asyncio.sleep(WARM_S)
+        begin()
+        warm.set()
+
+    await asyncio.gather(start(), *map(client, range(CLIENTS)))
     return found
 
 
@@ -276,7 +287,7 @@ def beside(bench: Bench, bare_rate: float) -> dict[str, Any]:
     """Latency at moderate load: quiet, during a rebuild, during merges; and the ratios to quiet (before and after)."""
     rate = MODERATE * bare_rate
 
-    async def load(seconds: float, stop: Callable[[], bool] = lambda: False) -> list[float]:
+    async def load(seconds: float, *moments: Callable[[], Any]) -> list[float]:
         service = service_of(bench)
         ask = plain(service)
 
@@ -285,21 +296,19 @@ def beside(bench: Bench, bare_rate: float) -> dict[str, Any]:
             await ask(n)
             return time.perf_counter() - started
 
-        found = await thinking(timed, rate, seconds, stop)
+        found = await thinking(timed, rate, seconds, *moments)
         await service.aclose()
         return found
 
     quiet = asyncio.run(load(bench.seconds))
     builds = bench.index.builds
-    bench.index.rebuild(SPACE)
-    rebuild = asyncio.run(load(4 * bench.seconds, lambda: bench.index.builds > builds))
+    rebuild = asyncio.run(load(4 * bench.seconds, lambda: bench.index.rebuild(SPACE), lambda: bench.index.builds > builds))
     bench.index.wait_builds(600.0)
     quiet += asyncio.run(load(bench.seconds))
     stop = threading.Event()
     done: list[int] = []
     writer = threading.Thread(target=merges, args=(bench, stop, done))
-    writer.start()
-    merge = asyncio.run(load(bench.seconds + 2))
+    merge = asyncio.run(load(bench.seconds + 2, writer.start))
     stop.set()
     writer.join(60)
     bench.index.wait_builds(600.0)
@@ -331,10 +340,14 @@ def measure(n: int, args: argparse.Namespace) -> dict[str, Any]:
     index.wait_builds(600.0)
     build_s = time.perf_counter() - started
     bench = Bench(index, vectors, queries, args.workers, args.seconds)
-    rates = throughput(bench, args.rounds)
-    found = {"throughput": rates, "latency": latency(bench, rates["bare_per_s"]), "beside": beside(bench, rates["bare_per_s"])}
     searcher = index.searcher(SPACE)
     assert searcher is not None
+    rates = throughput(bench, args.rounds)
+    found: dict[str, Any] = {
+        "throughput": rates,
+        "latency": latency(bench, rates["bare_per_s"]),
+        "beside": beside(bench, rates["bare_per_s"]),
+    }
     found |= {"setting": searcher.setting._asdict(), "build_s": round(build_s, 1), "index": index.stats()}
     index.close()
     return found
