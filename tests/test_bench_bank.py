@@ -8,12 +8,13 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "bench"))
 
+import bank_load
 import bench_bank
 
 
 def test_a_small_run_reports_every_goal(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench_bank, "CLIENTS", 32)
-    monkeypatch.setattr(bench_bank, "DIM", 32)
+    for name in ("CLIENTS", "DIM"):
+        monkeypatch.setattr(bank_load, name, 32)
     monkeypatch.setattr(
         sys, "argv", ["bench_bank.py", "--entries", "2100", "--seconds", "0.8", "--rounds", "1", "--out", str(tmp_path / "r.json")]
     )
