@@ -1,5 +1,6 @@
 """The threads of the bank: order, cancellation, and that a hung call cannot hold the process."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -70,3 +71,18 @@ def test_shutdown_finishes_the_call_under_way_and_drops_the_rest():
     assert first.result(20) is True
     with pytest.raises(CancelledError):
         waiting.result(20)
+
+
+def test_several_threads_share_one_queue():
+    pool, gate = DaemonThread("t", threads=3), threading.Barrier(3)
+    futures = [pool.submit(gate.wait, 20) for _ in range(3)]  # passes only if three calls run at once
+    assert sorted(f.result(20) for f in futures) == [0, 1, 2]
+    pool.shutdown()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives threads a priority of their own")
+def test_a_thread_of_low_priority_leaves_the_others_theirs():
+    low, mine = DaemonThread("t", low_priority=True), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert low.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(20) == 19
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
+    low.shutdown()
