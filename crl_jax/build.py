@@ -22,24 +22,20 @@ from typing import Any, TypeVar
 import jax
 
 from crl_jax import lookup, run_folder
-from crl_jax.browse import BANK_FILE
+from crl_jax.bank_settings import diversity_of, merge_policy_of, write_policy_of
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.experience.buffer import Sample, TrainingBuffer
-from crl_jax.experience.eviction import Eviction
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
 from crl_jax.experience.manager import ExperienceManager, ManagerOptions
-from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.protocols import Completer, Words
 from crl_jax.experience.reader import Routing
-from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.reward import RewardRule
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Store
 from crl_jax.experience.verdict import GatePrompts
-from crl_jax.experience.writer import WritePolicy
 from crl_jax.host_memory import keep_freed_memory
 from crl_jax.lookup import RoleParts
 from crl_jax.models import transformer
@@ -56,6 +52,7 @@ from crl_jax.rollout.pool import EnvPool
 from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, TaskStream
 from crl_jax.run_bank import LocalBank, RunBank, own_bank, shared_bank
+from crl_jax.run_files import BANK_FILE
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import Sampler
@@ -322,8 +319,11 @@ def manager_of(
     sampler: Completer,
     codec: Words,
     make: Callable[..., Managed] = ExperienceManager,
+    *,
+    purpose: str = "",
 ) -> Managed:
-    """The bank's manager with the options of ``config``, not started; ``make`` is its class."""
+    """The bank's manager with the options of ``config``, not started; ``make`` is its class, ``purpose`` the reason that is logged for
+    what it writes."""
     b, e = config.bank, config.extractor
     embedder = MiniLM()
     make_index: functools.partial[Index] = functools.partial(ScannIndex, embedder.dim)
@@ -340,32 +340,15 @@ def manager_of(
         prompts=prompts,
         options=ManagerOptions(
             sampling=_sampling(e, codec, seed=derive_seed(config.run.seed, "extractor")),
-            diversity=Diversity(
-                k=b.top_k,
-                oversample=b.candidate_multiplier,
-                lambda_count=b.lambda_count,
-                recent_steps=b.recent_steps,
-                min_similarity=b.min_similarity,
-                utility_weight=b.utility_weight,
-                min_utility=b.min_utility,
-                explore_p=b.explore_share,
-                contrast=b.contrast,
-                foreign_penalty=b.foreign_penalty,
-            ),
-            write=WritePolicy(
-                capacity=b.capacity,
-                eviction=Eviction(b.eviction),
-                protect_rare=b.protect_rare,
-                dedup_cosine=b.dedup_threshold or 2.0,
-                keep_better=b.dedup_keep == "better",
-            ),
+            diversity=diversity_of(b),
+            write=write_policy_of(b),
             max_ops=e.max_ops,
             votes=b.votes,
             reward=RewardRule(e.reward, e.critic_reward, e.entropy_bonus, e.entropy_weight),
             max_prompt_tokens=e.max_length - e.sampling.max_new_tokens,
             queue_size=4 * config.run.groups_per_step * config.run.group_size,
             distil_concurrency=e.concurrency,
-            merge=MergePolicy(b.merge_every, b.merge_chunk, b.merge_redundancy, b.merge_cosine),
+            merge=merge_policy_of(b),
             routing=Routing(b.routing),
             decay=None if b.utility_decay is None else (*b.utility_decay, config.run.steps),
             snapshots=b.snapshots,
@@ -376,5 +359,6 @@ def manager_of(
             search_workers=b.search_workers,
             sample_timeout_s=config.run.collect_timeout_s,
             seed=derive_seed(config.run.seed, "bank"),
+            purpose=purpose,
         ),
     )

@@ -15,8 +15,7 @@ from crl_jax.checkpoint.store import latest
 from crl_jax.config.load import to_yaml
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.schema import Config
-
-CONFIG = "config.yaml"
+from crl_jax.run_files import CONFIG
 
 
 def of(config: Config) -> pathlib.Path:

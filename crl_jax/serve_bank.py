@@ -22,7 +22,6 @@ from crl_jax.bank_service.durable import DurableManager
 from crl_jax.bank_service.limits import Limits
 from crl_jax.bank_service.server import BankServer, Tls
 from crl_jax.bank_service.service import BankService
-from crl_jax.browse import BANK_FILE
 from crl_jax.build import keep_compiled_programs, manager_of
 from crl_jax.config.load import load
 from crl_jax.config.parse import ConfigError
@@ -32,6 +31,7 @@ from crl_jax.models.codec import ChatCodec
 from crl_jax.models.load import load_codec, load_config
 from crl_jax.records import Completion, SamplingParams
 from crl_jax.run_bank import open_bank
+from crl_jax.run_files import BANK_FILE, CONFIG
 from crl_jax.serving.access import check_open_to, is_loopback
 from crl_jax.serving.signals import stop_event
 from crl_jax.token_file import read_token
@@ -74,7 +74,7 @@ def resolve(source: pathlib.Path, overrides: Sequence[str], *, extractor: bool) 
     Raises ConfigError when there is neither, or an ``extractor`` is wanted that nothing names.
     """
     if source.is_dir():
-        saved = source / run_folder.CONFIG
+        saved = source / CONFIG
         alone = ["env.family=dungeon", *overrides]  # a configuration names environments; a bank alone does not need them
         config, folder = load(saved, overrides) if saved.is_file() else load(None, alone), source
     else:

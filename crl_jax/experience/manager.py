@@ -71,6 +71,7 @@ class ManagerOptions:
     sample_timeout_s: float = 600.0
     io_timeout_s: float = 60.0
     seed: int = 0
+    purpose: str = ""  # logged as the reason of what this manager's extractor writes
 
 
 class ExperienceManager:
@@ -95,7 +96,7 @@ class ExperienceManager:
         self.buffer = buffer
         self.counts: Counter[str] = Counter()
         self.step = 0
-        self._writer = Writer(store, embedder, make_index, options.write)
+        self._writer = Writer(store, embedder, make_index, options.write, purpose=options.purpose)
         self._thread = WriterThread(options.io_timeout_s)
         self._search = SearchService(
             embedder=embedder,
@@ -296,6 +297,11 @@ class ExperienceManager:
         """Merge one namespace now; returns the number of entries written."""
         self._check()
         return await self._editor.merge(namespace, chunk_size=self._o.merge.chunk)
+
+    async def merge_redundant(self, namespace: str) -> int:
+        """Merge groups of near entries of one namespace now; returns the number of entries written."""
+        self._check()
+        return await self._editor.merge_redundant(namespace, dataclasses.replace(self._o.merge, redundancy=0.0))
 
     async def checkpoint(self) -> dict[str, Any]:
         """What a training checkpoint keeps of the manager: bank revision, step and buffer. Drain first to lose nothing on resume."""

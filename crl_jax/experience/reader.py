@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from crl_jax.experience.bank import BankState, utility
-from crl_jax.experience.retrieve import Candidate, Diversity, Reservations, Standing, nearest, rerank
+from crl_jax.experience.retrieve import Candidate, Diversity, Reservations, Score, Standing, nearest, rerank, score
 from crl_jax.experience.search import SearchService
 from crl_jax.experience.transfer import harmful
 from crl_jax.records import Episode, Usage
@@ -44,6 +44,14 @@ class Shown(NamedTuple):
     id: str
     text: str
     similarity: float
+
+
+class Ranked(NamedTuple):
+    """A candidate of a query with what its place is made of. ``score`` is None for one below a floor, which is never shown."""
+
+    shown: Shown
+    standing: Standing
+    score: Score | None
 
 
 class Reader:
@@ -86,6 +94,12 @@ class Reader:
         found = cast(list[Shown], await self._search.query(self._sources(namespace), text, spare, self._nearest))
         return found[0] if found else None
 
+    async def explain(self, namespace: str, text: str) -> list[Ranked]:
+        """All candidates of a query as evaluation ranks them, best first, those below a floor last. Nothing is drawn or changed."""
+        pick = functools.partial(self._explain, namespace)
+        wanted = self._diversity.k * self._diversity.oversample
+        return cast(list[Ranked], await self._search.query(self._sources(namespace), text, wanted, pick))
+
     def _sources(self, namespace: str) -> tuple[str, ...]:
         home = self._routing.home(namespace)
         if self._routing is not Routing.MIXED:
@@ -120,6 +134,17 @@ class Reader:
         for candidate in () if peek else picked:
             self._reserved.take(candidate.id, step=step)
         return self._texts(picked)
+
+    def _explain(self, namespace: str, candidates: list[Candidate]) -> list[Ranked]:
+        found = sorted(self._live(candidates), key=lambda c: -c.similarity)
+        if not found:
+            return []
+        standings, step = self._standings(namespace, found, peek=True), self._step()
+        order = rerank(found, standings, step=step, how=dataclasses.replace(self._still, k=len(found)))
+        kept = [c for c in found if c in order]  # in the order of similarity
+        texts = {shown.id: shown for shown in self._texts(found)}
+        ranked = [Ranked(texts[c.id], standings[c.id], score(kept.index(c), standings[c.id], step=step, how=self._still)) for c in order]
+        return ranked + [Ranked(texts[c.id], standings[c.id], None) for c in found if c not in kept]
 
     def _live(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         state = self._state()

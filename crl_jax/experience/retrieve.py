@@ -85,18 +85,29 @@ def rerank(
     kept = [c for c in candidates if c.similarity >= how.min_similarity and known[c.id].utility >= how.min_utility]
     kept.sort(key=lambda c: -c.similarity)
 
-    def score(rank: int) -> float:
-        s = known[kept[rank].id]
-        recent = s.last_shown_step >= 0 and step - s.last_shown_step < how.recent_steps
-        paper = -rank - how.lambda_count * math.log1p(s.shown) - float(recent)
-        return paper + how.utility_weight * (s.utility - 0.5) - s.penalty
-
-    ranked = [kept[rank] for rank in sorted(range(len(kept)), key=lambda rank: -score(rank))]
+    ranked = [kept[rank] for rank in sorted(range(len(kept)), key=lambda rank: -sum(score(rank, known[kept[rank].id], step=step, how=how)))]
     if how.contrast:
         ranked = _contrasted(ranked, known)
     if rng is not None:
         ranked = _chanced(ranked, known, step, how, rng)
     return ranked[: how.k]
+
+
+class Score(NamedTuple):
+    """The parts of an entry's score, which add up to it: similarity rank, times shown, shown recently (paper Eq. 6), success, penalty."""
+
+    rank: float
+    showings: float
+    recent: float
+    utility: float
+    penalty: float
+
+
+def score(rank: int, standing: Standing, *, step: int, how: Diversity) -> Score:
+    """What an entry of this similarity rank (0 = most similar) scores at ``step``; the highest sum is shown first."""
+    s = standing
+    recent = s.last_shown_step >= 0 and step - s.last_shown_step < how.recent_steps
+    return Score(-rank, -how.lambda_count * math.log1p(s.shown), -float(recent), how.utility_weight * (s.utility - 0.5), -s.penalty)
 
 
 def _contrasted(ranked: list[Candidate], known: Mapping[str, Standing]) -> list[Candidate]:

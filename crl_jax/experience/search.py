@@ -28,6 +28,7 @@ from crl_jax.experience.query_vectors import QueryVectors, Vector, assemble
 from crl_jax.experience.retrieve import Candidate
 from crl_jax.experience.thread import DaemonThread
 
+_END_S = 2.0  # a thread ends at once unless it hangs in foreign code
 Pick = Callable[[list[Candidate]], object]
 Found = list[list[Candidate]]
 
@@ -160,8 +161,10 @@ class SearchService:
         for timer in (self._gather, self._sweep):
             if timer is not None:
                 timer.cancel()
-        self._embed_thread.shutdown()
-        self._pool.shutdown()
+        for threads in (self._embed_thread, self._pool):
+            threads.shutdown()
+        for threads in (self._embed_thread, self._pool):
+            await asyncio.to_thread(threads.join, _END_S)
 
     # ------------------------------------------------------------------------------------------------------------ on the event loop
 

@@ -20,10 +20,9 @@ def copy_of(path: pathlib.Path, *, revision: int | None = None) -> Store:
     """
     if not path.is_file():
         raise StoreError(f"{path} does not exist: the bank of this run was moved or deleted; restore it from a backup")
-    Store.open(path, read_only=True).close()  # raises for a damaged or foreign file
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    with contextlib.closing(sqlite3.connect(path, timeout=10.0)) as source:
-        source.backup(copy)
+    with contextlib.closing(Store.open(path, read_only=True)) as source:  # raises for a damaged or foreign file
+        source.read(lambda db: db.backup(copy))
     store = Store(copy, f"the copy of {path}")
     if revision is not None:
         store.rewind(revision)

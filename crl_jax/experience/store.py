@@ -29,6 +29,9 @@ from crl_jax.records import Experience, Generation
 __all__ = ["Change", "GuidedEpisode", "Observation", "Store", "StoreDamaged", "StoreError"]
 
 
+_REPAIR = "`crl bank repair` on its folder brings back the last good state; or restore a backup, or move it away to start empty"
+
+
 class StoreError(UserError, RuntimeError):
     """The file cannot be used as an experience store; the message says what to do."""
 
@@ -70,22 +73,20 @@ class Store:
             db = _connect(path, timeout_s, read_only)
         except sqlite3.OperationalError as error:
             raise StoreError(f"{path} cannot be opened ({error}): does its folder exist, and may it be written?") from error
+        except sqlite3.DatabaseError as error:
+            raise StoreDamaged(f"{path} is not a usable experience store ({error}): {_REPAIR}") from error
         try:
             if not read_only:
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute(f"PRAGMA synchronous={'FULL' if synchronous == 'full' else 'NORMAL'}")
             verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":
-                raise sqlite3.DatabaseError(verdict)
+                raise sqlite3.DatabaseError(" ".join(verdict.split()))
             _prepare(db, str(path), read_only)
         except sqlite3.DatabaseError as error:
             db.close()
             operational = isinstance(error, sqlite3.OperationalError)
-            fix = (
-                "may it be written, and is its disk full?"
-                if operational
-                else "`crl bank repair` on its folder brings back the last good state; or restore a backup, or move it away to start empty"
-            )
+            fix = "may it be written, and is its disk full?" if operational else _REPAIR
             kind = StoreError if operational else StoreDamaged
             raise kind(f"{path} is not a usable experience store ({error}): {fix}") from error
         except StoreError:

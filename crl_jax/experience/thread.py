@@ -13,6 +13,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
@@ -35,8 +36,9 @@ class DaemonThread(Executor):
         self._closed = threading.Event()
         self._low_priority = low_priority
         self._names = [name] if threads == 1 else [f"{name}-{n}" for n in range(threads)]
-        for each in self._names:
-            threading.Thread(target=self._work, name=each, daemon=True).start()
+        self._threads = [threading.Thread(target=self._work, name=each, daemon=True) for each in self._names]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Queue one call. Raises RuntimeError after `shutdown`."""
@@ -52,6 +54,14 @@ class DaemonThread(Executor):
         self._closed.set()
         for _ in self._names:
             self._calls.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait after `shutdown` until the threads have ended; False at the deadline. A daemon thread that is still in foreign code when the
+        process exits can take it down."""
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
         if self._low_priority and sys.platform == "linux":

@@ -22,7 +22,9 @@ from crl_jax.experience.index import Index, has_direction
 from crl_jax.experience.merging import MergePolicy, Redundancy, redundancy
 from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.store import Change, Observation, Store
-from crl_jax.records import BankOp, Experience, Generation, OpKind
+from crl_jax.records import BankOp, Experience, Generation, OpKind, Usage
+
+_EMBED_AT_ONCE = 512
 
 
 class Written(NamedTuple):
@@ -47,10 +49,23 @@ class WritePolicy:
     keep_better: bool = False
 
 
-class Writer:
-    """Mutable: owns ``state`` and ``index``. Call its methods from one thread at a time."""
+class Lesson(NamedTuple):
+    """An entry to bring in from outside a run. ``usage`` is what other runs' episodes had counted for it."""
 
-    def __init__(self, store: Store, embedder: Embedder, make_index: Callable[[], Index], policy: WritePolicy) -> None:
+    text: str
+    namespace: str
+    outcome: bool | None = None
+    usage: Usage = Usage()
+
+
+class Writer:
+    """Mutable: owns ``state`` and ``index``. Call its methods from one thread at a time. ``purpose`` is the reason that is logged for
+    changes that give none."""
+
+    def __init__(
+        self, store: Store, embedder: Embedder, make_index: Callable[[], Index], policy: WritePolicy, *, purpose: str = ""
+    ) -> None:
+        self._purpose = purpose
         self._store = store
         self._embedder = embedder
         self._make_index = make_index
@@ -117,8 +132,42 @@ class Writer:
             if vector is not None and not has_direction(vector):
                 batch.problems.append(Problem("unembeddable_text", op.text[:80]))
             else:
-                batch.apply(op, op_index, vector, reason)
+                batch.apply(op, op_index, vector, reason or self._purpose)
         batch.evict()
+        return self._commit(batch, generations, distilled, request)
+
+    def bring_in(self, lessons: Sequence[Lesson], *, step: int, reason: str) -> Written:
+        """Add entries of many namespaces and outcomes, which no generation wrote, in one transaction: all of them, or none.
+
+        Usage is counted as episodes of the entry's own family, at the step it was shown last; an entry that was a duplicate of one that is
+        kept brings none. Raises ValueError, and changes nothing, for a text that the embedder gives no direction.
+        """
+        texts = list(dict.fromkeys(lesson.text for lesson in lessons))
+        parts = [texts[n : n + _EMBED_AT_ONCE] for n in range(0, len(texts), _EMBED_AT_ONCE)]
+        embedded = {text: vector for part in parts for text, vector in zip(part, self._embedder.embed(part), strict=True)}
+        if lost := [text for text, vector in embedded.items() if not has_direction(vector)]:
+            raise ValueError(f"{len(lost)} texts have no embedding, the first is {lost[0][:60]!r}: correct or remove them")
+        batch = _Batch(self.state, "", Author("", 0, step), self.index, self._policy)
+        counted: list[tuple[Usage, str]] = []
+        for n, lesson in enumerate(lessons):
+            batch.begin(lesson.namespace, Author("", 0, step, (), lesson.outcome))
+            before = len(batch.written)
+            batch.apply(BankOp(OpKind.ADD, lesson.text), n, embedded[lesson.text], reason)
+            counted += [(lesson.usage, entry.id) for entry in batch.written[before:]]
+        for namespace in dict.fromkeys(lesson.namespace for lesson in lessons):
+            batch.begin(namespace, Author("", 0, step))
+            batch.evict()
+        for usage, entry_id in counted:
+            batch.recall(entry_id, usage, reason)
+        return self._commit(batch)
+
+    def _commit(
+        self,
+        batch: _Batch,
+        generations: Sequence[Generation] = (),
+        distilled: Sequence[str] = (),
+        request: Callable[[Written], tuple[str, str]] | None = None,
+    ) -> Written:
         done = Written(tuple(batch.written), tuple(batch.retired), batch.duplicated, batch.evicted, tuple(batch.problems))
         self._store.commit(
             batch.changes,
@@ -129,9 +178,12 @@ class Writer:
             distilled=distilled,
         )
         stale = [i for i in batch.retired if i not in batch.vectors and i not in self.unsearchable]
-        fresh = {entry.id: batch.vectors[entry.id] for entry in batch.written if entry.id not in batch.retired}
-        if fresh:  # before the removal: knowledge is replaced, never missing in between
-            self.index.add(list(fresh), np.stack(list(fresh.values())), namespace=namespace)
+        fresh: dict[str, list[str]] = {}
+        for entry in batch.written:
+            if entry.id not in batch.retired:
+                fresh.setdefault(entry.namespace, []).append(entry.id)
+        for namespace, ids in fresh.items():  # before the removal: knowledge is replaced, never missing in between
+            self.index.add(ids, np.stack([batch.vectors[i] for i in ids]), namespace=namespace)
         self.state = batch.state
         if stale:
             self.index.remove(stale)
@@ -206,13 +258,18 @@ class _Batch:
         self._author = author
         self._index = index
         self._policy = policy
-        self.changes: list[Change] = []
+        self.changes: list[Change | Observation] = []
         self.vectors: dict[str, Float[np.ndarray, " d"]] = {}
         self.written: list[Experience] = []
         self.retired: list[str] = []
         self.problems: list[Problem] = []
         self.duplicated = 0
         self.evicted = 0
+        self._pending = _Pending()
+
+    def begin(self, namespace: str, author: Author) -> None:
+        """What follows is of this author and goes into this namespace."""
+        self._namespace, self._author = namespace, author
 
     def apply(self, op: BankOp, op_index: int, vector: Float[np.ndarray, " d"] | None, reason: str) -> None:
         same = self.duplicates(vector) if op.kind is OpKind.ADD else ()
@@ -245,6 +302,22 @@ class _Batch:
         if applied.written is not None and vector is not None:
             self.written.append(applied.written)
             self.vectors[applied.written.id] = vector
+            self._pending.add(applied.written.id, vector)
+
+    def recall(self, entry_id: str, usage: Usage, reason: str) -> None:
+        """Count what was counted elsewhere for a new entry that is still there, as episodes of its own family and as votes."""
+        entry = self.state.find(entry_id)
+        if entry is None:
+            return
+        wins = [True] * usage.succeeded + [False] * (usage.shown - usage.succeeded)
+        seen = tuple(Guided(entry_id, won, f"{reason}:{entry_id}/{n}", entry.namespace, float(won)) for n, won in enumerate(wins))
+        if seen:
+            state = bank.observe(self.state, seen, step=max(0, usage.last_shown_step))
+            self.changes.append(Observation(self.state.revision, seen, max(0, usage.last_shown_step), state))
+            self.state = state
+        self.begin(entry.namespace, Author("", 0, entry.step))
+        for _ in range(usage.votes):
+            self._log(BankOp(OpKind.UPVOTE, "", (entry_id,)), 0, reason, None)
 
     def duplicates(self, vector: Float[np.ndarray, " d"] | None) -> tuple[str, ...]:
         """Live entries of this namespace at least ``dedup_cosine`` similar: in the index, or written earlier in this batch."""
@@ -253,6 +326,28 @@ class _Batch:
         space = self.state.space(self._namespace)
         hits = self._index.search(vector[None, :], 8, namespace=self._namespace)[0]
         found = [hit.id for hit in hits if hit.similarity >= self._policy.dedup_cosine]
-        unit = vector / np.linalg.norm(vector)
-        found += [i for i, v in self.vectors.items() if float(unit @ v) / float(np.linalg.norm(v)) >= self._policy.dedup_cosine]
+        found += self._pending.near(vector, self._policy.dedup_cosine)
         return tuple(i for i in dict.fromkeys(found) if i in space)
+
+
+class _Pending:
+    """Vectors of one batch, in rows that double when they are full: thousands of imported entries are compared with each other."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._rows: Float[np.ndarray, "n d"] = np.zeros((0, 0), np.float32)
+
+    def add(self, experience_id: str, vector: Float[np.ndarray, " d"]) -> None:
+        if len(self._ids) == len(self._rows):
+            grown = np.zeros((max(8, 2 * len(self._rows)), len(vector)), np.float32)
+            grown[: len(self._rows)] = self._rows if len(self._rows) else 0
+            self._rows = grown
+        self._rows[len(self._ids)] = vector / np.linalg.norm(vector)
+        self._ids.append(experience_id)
+
+    def near(self, vector: Float[np.ndarray, " d"], cosine: float) -> list[str]:
+        """Ids at least ``cosine`` similar, in the order they were added."""
+        if not self._ids:
+            return []
+        similar = self._rows[: len(self._ids)] @ (vector / np.linalg.norm(vector))
+        return [self._ids[n] for n in np.flatnonzero(similar >= cosine).tolist()]
