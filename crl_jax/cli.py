@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from crl_jax.bank_tools import commands as bank_commands
 from crl_jax.benchmarks import SCRIPTS
 from crl_jax.serve_bank_command import add_serve
 
@@ -54,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _options_last(argv: Sequence[str]) -> list[str]:
     """``--flag`` after ``key=value`` and before it mean the same: argparse wants the key=value words together. The words of a benchmark are
-    its own.
+    its own, and what is looked for in a bank may hold any character.
     """
-    if argv[:1] == ["bench"]:
+    if argv[:1] in (["bench"], ["bank"]):
         return list(argv)
     settings = [word for word in argv if "=" in word and not word.startswith("-")]
     rest = [word for word in argv if word not in settings]
@@ -139,17 +140,9 @@ def _env_commands(commands: Any) -> None:
 
 
 def _bank_commands(commands: Any) -> None:
-    bank = commands.add_parser("bank", help="look at the experience bank of a run").add_subparsers(required=True, metavar="ACTION")
+    bank = commands.add_parser("bank", help="look at, mend and fill an experience bank").add_subparsers(required=True, metavar="ACTION")
     add_serve(_command(bank, "serve", None, "serve a bank over gRPC, for runs on several machines and for people who use it alone"))
-    for name, run, text in (
-        ("ls", _bank_ls, "list entries, newest first"),
-        ("show", _bank_show, "show one entry and the generation that wrote it"),
-        ("stats", _bank_stats, "count entries and how often they were read"),
-    ):
-        command = _command(bank, name, run, text)
-        command.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
-        if name == "show":
-            command.add_argument("id", help="an entry's id from `crl bank ls`")
+    bank_commands.add_to(bank, _command)
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -257,24 +250,6 @@ def _envs_play(args: argparse.Namespace) -> int:
     from crl_jax.browse import play_env
 
     return play_env(args.name, args.options, args.seed)
-
-
-def _bank_ls(args: argparse.Namespace) -> int:
-    from crl_jax.browse import list_bank
-
-    return list_bank(args.folder)
-
-
-def _bank_show(args: argparse.Namespace) -> int:
-    from crl_jax.browse import show_entry
-
-    return show_entry(args.folder, args.id)
-
-
-def _bank_stats(args: argparse.Namespace) -> int:
-    from crl_jax.browse import bank_stats
-
-    return bank_stats(args.folder)
 
 
 def _doctor(args: argparse.Namespace) -> int:

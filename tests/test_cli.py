@@ -161,9 +161,9 @@ def test_an_environment_can_be_played(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_the_bank_of_a_run_is_shown(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from crl_jax.browse import BANK_FILE
     from crl_jax.experience import bank
     from crl_jax.experience.store import Change, Store
+    from crl_jax.run_files import BANK_FILE
 
     assert cli.main(["bank", "ls", str(tmp_path)]) == 1
     assert not (tmp_path / BANK_FILE).exists(), "looking must not create a bank"
