@@ -76,8 +76,8 @@ class BankState:
     def find(self, experience_id: str) -> Experience | None:
         """The live entry with this id in any namespace."""
         for space in self.spaces.values():
-            if experience_id in space:
-                return space[experience_id]
+            if (entry := space.get(experience_id)) is not None:
+                return entry
         return None
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from crl_jax.experience.bank import BankState, utility
 from crl_jax.experience.retrieve import Candidate, Diversity, Reservations, Score, Standing, nearest, rerank, score
 from crl_jax.experience.search import SearchService
 from crl_jax.experience.transfer import harmful
-from crl_jax.records import Episode, Usage
+from crl_jax.records import Episode, Experience
 from crl_jax.seeds import derive_seed
 
 SHARED = "shared"  # the namespace of everybody
@@ -91,7 +91,9 @@ class Reader:
     async def nearest(self, namespace: str, text: str) -> Shown | None:
         """The most similar entry, which is not reserved; None if there is none."""
         spare = 1 + self._diversity.oversample  # entries being replaced at this moment are found, but are not in the state
-        found = cast(list[Shown], await self._search.query(self._sources(namespace), text, spare, self._nearest))
+        found = cast(
+            list[Shown], await self._search.query(self._sources(namespace), text, spare, functools.partial(self._nearest, namespace))
+        )
         return found[0] if found else None
 
     async def explain(self, namespace: str, text: str) -> list[Ranked]:
@@ -121,8 +123,10 @@ class Reader:
         """Forget every reservation."""
         self._reserved.clear()
 
-    def _nearest(self, candidates: list[Candidate]) -> list[Shown]:
-        return self._texts(nearest(self._live(candidates), k=1, min_similarity=self._diversity.min_similarity))
+    def _nearest(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:
+        entries = self._entries(namespace, candidates)
+        live = [c for c in candidates if c.id in entries]
+        return _shown(nearest(live, k=1, min_similarity=self._diversity.min_similarity), entries)
 
     def _pick(self, namespace: str, peek: bool, candidates: list[Candidate]) -> list[Shown]:
         how = self._still if peek else self._diversity
@@ -130,47 +134,55 @@ class Reader:
         self._picks += not peek
         chance = how.dropout_p > 0 or how.explore_p > 0
         rng = np.random.default_rng(derive_seed(self._seed, step, self._picks)) if chance else None
-        picked = rerank(self._live(candidates), self._standings(namespace, candidates, peek), step=step, how=how, rng=rng)
+        entries = self._entries(namespace, candidates)
+        live = [c for c in candidates if c.id in entries]
+        picked = rerank(live, self._standings(namespace, entries, peek), step=step, how=how, rng=rng)
         for candidate in () if peek else picked:
             self._reserved.take(candidate.id, step=step)
-        return self._texts(picked)
+        return _shown(picked, entries)
 
     def _explain(self, namespace: str, candidates: list[Candidate]) -> list[Ranked]:
-        found = sorted(self._live(candidates), key=lambda c: -c.similarity)
-        if not found:
+        entries = self._entries(namespace, candidates)
+        if not entries:
             return []
-        standings, step = self._standings(namespace, found, peek=True), self._step()
+        found = sorted((c for c in candidates if c.id in entries), key=lambda c: -c.similarity)
+        standings, step = self._standings(namespace, entries, peek=True), self._step()
         order = rerank(found, standings, step=step, how=dataclasses.replace(self._still, k=len(found)))
         kept = [c for c in found if c in order]  # in the order of similarity
-        texts = {shown.id: shown for shown in self._texts(found)}
+        texts = {shown.id: shown for shown in _shown(found, entries)}
         ranked = [Ranked(texts[c.id], standings[c.id], score(kept.index(c), standings[c.id], step=step, how=self._still)) for c in order]
         return ranked + [Ranked(texts[c.id], standings[c.id], None) for c in found if c not in kept]
 
-    def _live(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def _entries(self, namespace: str, candidates: Sequence[Candidate]) -> dict[str, Experience]:
+        """The candidates that are still in the bank."""
         state = self._state()
-        return [c for c in candidates if state.find(c.id) is not None]
+        find = state.find if self._routing is Routing.MIXED else state.space(self._routing.home(namespace)).get
+        return {c.id: entry for c in candidates if (entry := find(c.id)) is not None}
 
-    def _standings(self, reader: str, candidates: Sequence[Candidate], peek: bool) -> dict[str, Standing]:
+    def _standings(self, reader: str, entries: Mapping[str, Experience], peek: bool) -> dict[str, Standing]:
         state, step, decay = self._state(), self._step(), self._decay()
-        how, home = self._diversity, self._routing.home(reader)
-        harm: dict[str, bool] = {}
+        penalty = self._penalties(reader, entries, state)
         standings: dict[str, Standing] = {}
-        for candidate in candidates:
-            entry = state.find(candidate.id)
-            if entry is None:
-                continue
-            if self._routing is Routing.MIXED and entry.namespace != home and entry.namespace not in harm:
-                harm[entry.namespace] = harmful(state, reader, entry.namespace, min_episodes=how.foreign_min_episodes)
-            hurts = harm.get(entry.namespace, False)
-            self.demoted += hurts and not peek
-            usage = state.usage.get(entry.id, Usage())
-            age = max(0, step - usage.last_shown_step) if usage.shown else 0
-            handed = usage.shown + (0 if peek else self._reserved.count(entry.id))
-            worth = utility(usage, decay=decay, age=age)
-            standings[entry.id] = Standing(handed, usage.last_shown_step, worth, entry.outcome, how.foreign_penalty * hurts)
+        for i, entry in entries.items():
+            put_back = penalty.get(entry.namespace, 0.0) if penalty else 0.0
+            self.demoted += put_back > 0 and not peek
+            reserved = 0 if peek else self._reserved.count(i)
+            usage = state.usage.get(i)
+            if usage is None:
+                standings[i] = Standing(reserved, outcome=entry.outcome, penalty=put_back)
+            else:
+                worth = utility(usage, decay=decay, age=max(0, step - usage.last_shown_step) if usage.shown else 0)
+                standings[i] = Standing(usage.shown + reserved, usage.last_shown_step, worth, entry.outcome, put_back)
         return standings
 
-    def _texts(self, candidates: Sequence[Candidate]) -> list[Shown]:
-        state = self._state()
-        entries = ((c, state.find(c.id)) for c in candidates)
-        return [Shown(c.id, entry.text, c.similarity) for c, entry in entries if entry is not None]
+    def _penalties(self, reader: str, entries: Mapping[str, Experience], state: BankState) -> dict[str, float]:
+        """Ranks by which the entries of other families go back, by family."""
+        if self._routing is not Routing.MIXED:
+            return {}
+        foreign = {entry.namespace for entry in entries.values()} - {self._routing.home(reader)}
+        least, ranks = self._diversity.foreign_min_episodes, self._diversity.foreign_penalty
+        return {name: ranks * harmful(state, reader, name, min_episodes=least) for name in foreign}
+
+
+def _shown(candidates: Sequence[Candidate], entries: Mapping[str, Experience]) -> list[Shown]:
+    return [Shown(c.id, entries[c.id].text, c.similarity) for c in candidates]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -60,6 +61,7 @@ class Standing(NamedTuple):
 
 
 _UNKNOWN = Standing()
+_similarity = operator.attrgetter("similarity")
 
 
 def rerank(
@@ -83,9 +85,9 @@ def rerank(
         raise ValueError("dropout_p or explore_p > 0 needs a seeded rng")
     known = {c.id: standings.get(c.id, _UNKNOWN) for c in candidates}
     kept = [c for c in candidates if c.similarity >= how.min_similarity and known[c.id].utility >= how.min_utility]
-    kept.sort(key=lambda c: -c.similarity)
-
-    ranked = [kept[rank] for rank in sorted(range(len(kept)), key=lambda rank: -sum(score(rank, known[kept[rank].id], step=step, how=how)))]
+    kept.sort(key=_similarity, reverse=True)
+    scores = [sum(score(rank, known[c.id], step=step, how=how)) for rank, c in enumerate(kept)]
+    ranked = [kept[rank] for rank in sorted(range(len(kept)), key=scores.__getitem__, reverse=True)]  # equal ones keep their order
     if how.contrast:
         ranked = _contrasted(ranked, known)
     if rng is not None:
@@ -150,26 +152,31 @@ class Reservations:
     def __init__(self, max_age_steps: int = 8) -> None:
         self._max_age_steps = max_age_steps
         self._by_step: dict[int, Counter[str]] = {}
+        self._all: Counter[str] = Counter()  # over all steps
 
     def count(self, experience_id: str) -> int:
         """Unfinished episodes that were handed this entry."""
-        return sum(counter[experience_id] for counter in self._by_step.values())
+        return self._all.get(experience_id, 0)
 
     def take(self, experience_id: str, *, step: int) -> None:
         """Reserve an entry for an episode that starts at training step ``step``."""
         self._by_step.setdefault(step, Counter())[experience_id] += 1
+        self._all[experience_id] += 1
 
     def release(self, experience_id: str) -> None:
         """Give back the oldest reservation of this entry; nothing happens if there is none."""
         for step in sorted(self._by_step):
             if self._by_step[step][experience_id] > 0:
                 self._by_step[step][experience_id] -= 1
+                self._all[experience_id] -= 1
                 return
 
     def forget_before(self, step: int) -> None:
         """Drop reservations older than ``max_age_steps`` at ``step``."""
         self._by_step = {made: counter for made, counter in self._by_step.items() if step - made <= self._max_age_steps}
+        self._all = sum(self._by_step.values(), Counter[str]())
 
     def clear(self) -> None:
         """Drop every reservation."""
         self._by_step.clear()
+        self._all.clear()

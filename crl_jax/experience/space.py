@@ -25,6 +25,10 @@ class Space(Mapping[str, Experience]):
     def __getitem__(self, experience_id: str) -> Experience:
         return self._entries[experience_id]
 
+    def get(self, experience_id: str, default: Experience | None = None) -> Experience | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The entry or ``default``; on the path of every query, so not through ``Mapping``'s exceptions."""
+        return self._entries.get(experience_id, default)
+
     def __contains__(self, experience_id: object) -> bool:
         return experience_id in self._entries
 
