@@ -138,6 +138,15 @@ class Book:
         except (KeyError, StoreDamaged):
             return None
 
+    @functools.cached_property
+    def generations(self) -> int:
+        """Generations made so far, those of an abandoned future included."""
+        if self.revision == self.newest:
+            return self.store.generation_count()
+        number = "coalesce(max(CAST(substr(generation_id, 2) AS INTEGER)), 0)"  # ids are given in order; answers have no row of the log
+        query = f"SELECT count(*) FROM generations WHERE CAST(substr(id, 2) AS INTEGER) <= (SELECT {number} FROM ops WHERE revision<=?)"
+        return int(self._rows(query, self.revision)[0][0])
+
     def outcomes(self) -> list[tuple[int, bool, int, int]]:
         """(step, whether an experience was read, episodes, successes), each episode counted once, by step."""
         query = (

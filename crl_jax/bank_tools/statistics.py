@@ -38,7 +38,7 @@ def gather(book: Book, path: pathlib.Path, *, near: float = NEAR) -> dict[str, A
         "sources": _sources(book),
         "written": dict(writes),
         "left": dict(leavings),
-        "generations": book.store.generation_count(),
+        "generations": book.generations,
         "ever_read": sum(u.shown > 0 for u in usage),
         "reads": sum(u.shown for u in usage),
         "reads_succeeded": sum(u.succeeded for u in usage),

@@ -106,7 +106,7 @@ def _credit(w: Writing | None) -> str:
         text = "no evidence yet"
     else:  # rewards are +1 and -1, so their spread follows from the mean
         error = math.sqrt(max(0.0, 1 - mean * mean) / w.credit.episodes)
-        text = f"mean reward {mean:+.2f} ± {error:.2f} (one standard error) over {w.credit.episodes} episodes"
+        text = f"mean direct reward {mean:+.2f} ± {error:.2f} (one standard error) over {w.credit.episodes} episodes"
     if w.credit.waiting:
         text += f"; {w.credit.waiting[1]} outcomes wait in the training buffer"
     return f"{text}; trained on {w.credit.trained} times"

@@ -46,7 +46,7 @@ def summary(book: Book, place: Place) -> dict[str, Any]:
         "ever_read": sum(u.shown > 0 for u in usage),
         "success": statistics.success(book),
         "lift": {reader: lift._asdict() for reader, lift in lifts(book.state).items()},
-        "generations": book.store.generation_count(),
+        "generations": book.generations,
         "file_bytes": statistics.file_bytes(place.path),
     }
 

@@ -111,6 +111,7 @@ def test_time_travel_shows_the_bank_as_it_was(made, capsys):
     assert {i: row["usage"]["shown"] for i, row in rows.items()} == {i: usage[i].shown if i in usage else 0 for i in rows}
     store.close()
     assert as_json(capsys, "stats", folder, "--revision", 5)[0]["success"]["with"]["episodes"] == 2
+    assert [as_json(capsys, "stats", folder, "--revision", revision)[0]["generations"] for revision in (0, 2, 4, 14)] == [0, 2, 4, 9]
     assert as_json(capsys, "why", folder, ids["south"], "--revision", 5)[0]["left"] is None
 
 

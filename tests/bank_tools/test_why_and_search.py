@@ -37,7 +37,7 @@ def test_a_merged_entry_tells_its_whole_story(made, capsys):
     ]
     assert [(g[0], g[3]) for g in found["guided"]] == [("p6", True), ("p7", True), ("p8", False)]
     assert found["writing"]["credit"] == {"episodes": 3, "total": 1, "mean": pytest.approx(1 / 3), "waiting": None, "trained": 0}
-    assert "mean reward +0.33 ± 0.54 (one standard error) over 3 episodes" in text
+    assert "mean direct reward +0.33 ± 0.54 (one standard error) over 3 episodes" in text
     assert f"  {ids['south']}  addition, no longer in the bank" in text
     assert "step 3: 3 episodes, 2 succeeded, mean reward +0.67" in text
     assert text.splitlines()[-1].endswith("in the bank; read 3 times, 2 successes, last at step 3; utility 0.60")

@@ -183,6 +183,16 @@ def test_errors_an_empty_bank_and_a_token_have_their_own_faces(made, tmp_path):
             await page.key("Enter")
             await page.until("document.querySelector('[role=alert]')?.textContent.includes('no entry')", "the error")
             assert await page.js("document.querySelector('[role=alert] button').textContent") == "Try again"
+            await page.send("Network.enable")
+            conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+            await page.send("Network.emulateNetworkConditions", offline=True, **conditions)
+            await page.js("location.hash = '#overview'")
+            await page.until(
+                "document.querySelector('.charts [role=alert]')?.textContent.includes('The server does not answer')", "no server"
+            )
+            await page.send("Network.emulateNetworkConditions", offline=False, **conditions)
+            await page.js("document.querySelector('.charts [role=alert] button').click()")
+            await page.until("document.querySelectorAll('.charts svg').length === 3", "the charts")
         empty = tmp_path / "empty.sqlite"
         Store.open(empty).close()
         async with shown(empty) as (page, base):

@@ -49,3 +49,14 @@ def test_what_cannot_be_served_is_one_line(words, code, text, made, capsys):
     assert text in out
     assert len(out.splitlines()) == 1
     assert cli.main(["bank", "ui", str(made[0] / "nothing")]) == 1
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(made, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("crl_jax.bank_ui.app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delattr("crl_jax.bank_ui.app", raising=False)
+    assert cli.main(["bank", "ui", str(made[0])]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "crl bank ui needs aiohttp" in line
+    assert "pip install -e '.[serve]'" in line

@@ -11,7 +11,7 @@ export function search(main, { summary, params, route, go }) {
   const family = h("select", { id: "asks" }, names.map((name) => h("option", { value: name, selected: name === params.namespace }, name)));
   const button = h("button", { type: "submit", class: "strong" }, "Search");
   const form = h("form", { class: "toolbar", role: "search" }, h("label", { for: "query", class: "hidden" }, "Query"), box, names.length > 1 && h("span", { class: "asks" }, h("label", { for: "asks" }, "asked by"), family), button);
-  const result = h("div", { "aria-live": "polite" });
+  const result = h("div", {});
   main.append(h("p", { class: "lead" }, "What an episode of this family would be shown for a goal: nearest entries, then re-ranked so that nothing is shown too often. Looking changes no counter."), form, result);
   let stop = new AbortController();
 
