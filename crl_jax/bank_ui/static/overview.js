@@ -62,13 +62,14 @@ function flow(steps, xs) {
   const up = ways.map((way) => [COLOURS[way], steps.map((r) => r.written[way] ?? 0)]);
   const down = ends.map((end) => [`${COLOURS[end]} soft`, steps.map((r) => r.left[end] ?? 0)]);
   const sum = (row) => Object.values(row).reduce((a, b) => a + b, 0);
-  const above = niceTicks(Math.max(1, ...steps.map((r) => sum(r.written))), 3);
-  const below = niceTicks(Math.max(0, ...steps.map((r) => sum(r.left))), 3).map((t) => -t);
+  const [most, gone] = ["written", "left"].map((side) => Math.max(0, ...steps.map((r) => sum(r[side]))));
+  const step = niceTicks(Math.max(1, most, gone), 3)[1];
+  const ticks = Array.from({ length: Math.ceil(gone / step) + Math.max(1, Math.ceil(most / step)) + 1 }, (_, n) => step * (n - Math.ceil(gone / step)));
   const body = chart({
     title: "Entries written and removed by training step",
     inset: 12,
     xs,
-    ticks: [...new Set([...(ends.length ? below : [0]), ...above])].sort((a, b) => a - b),
+    ticks,
     format: (t) => number(Math.abs(t)),
     draw: diverging(up, down, xs),
     read: (n) => [
