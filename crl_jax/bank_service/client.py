@@ -26,7 +26,7 @@ from crl_jax.config.schema import BankServerConfig
 from crl_jax.experience.buffer import Sample
 from crl_jax.experience.editor import Answer
 from crl_jax.experience.reader import Shown
-from crl_jax.records import BankOp, Episode, Experience, Generation, Usage
+from crl_jax.records import BankOp, Condition, Episode, Experience, Generation, Status, Task, TokenLog, Usage
 
 _PIECE = 256  # episodes, ids or entries of one call
 
@@ -164,6 +164,16 @@ class RemoteBank:
             groups.setdefault(e.group_id, []).append(self._named(codec.observed_to_proto(e)))
         for piece in self._cut(list(groups.values())):
             await self._call("Observe", pb.ObserveRequest(request_id=next(self._ids), episodes=piece), pb.ObserveReply)
+
+    async def report(self, shown: Sequence[Shown], *, namespace: str, episode_id: str, success: bool, reward: float | None = None) -> None:
+        """What came of work that read these experiences (none: work without experience, the other side of the comparison). For callers
+        that have no `Episode`; ``reward`` is 1 or 0 by success when not given."""
+        worth = float(success) if reward is None else reward
+        task = Task("", 0, "", namespace)
+        condition = Condition.GUIDED if shown else Condition.FREE
+        ids = tuple(entry.id for entry in shown)
+        done = Episode(episode_id, episode_id, condition, task, TokenLog.empty(), (), "", Status.TERMINATED, success, worth, ids)
+        await self.observe([done])
 
     async def submit(self, *episodes: Episode) -> bool:
         """Episodes for distillation; they are on the server's disk when this returns True. False if its inbox stays full."""
