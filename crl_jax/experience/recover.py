@@ -68,6 +68,13 @@ def snapshot(store: Store, *, keep: int) -> pathlib.Path | None:
     return made
 
 
+def forget_snapshots(store: Store, *, after: int) -> None:
+    """Snapshots beyond a revision that the store goes back to are of a future that is given up: its revisions will mean something else."""
+    for copy in snapshot_folder(pathlib.Path(store.path)).glob("r*.sqlite"):
+        if int(copy.stem[1:]) > after:
+            copy.unlink(missing_ok=True)
+
+
 def recover(path: pathlib.Path) -> Recovery:
     """Put the last good state in place of a damaged file, which is kept as ``NAME.damaged-1`` (2, ...)."""
     if not path.is_file():

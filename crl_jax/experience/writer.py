@@ -21,6 +21,7 @@ from crl_jax.experience.eviction import Eviction, plan_eviction
 from crl_jax.experience.index import Index, has_direction
 from crl_jax.experience.merging import MergePolicy, Redundancy, redundancy
 from crl_jax.experience.protocols import Embedder
+from crl_jax.experience.recover import forget_snapshots
 from crl_jax.experience.store import Change, Observation, Store
 from crl_jax.records import BankOp, Experience, Generation, OpKind, Usage
 
@@ -82,8 +83,14 @@ class Writer:
         self._adopt(self._store.load())
 
     def rewind(self, revision: int, *, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
-        """Back to a revision of the past (resume from a checkpoint): store, state and a new index."""
-        self._adopt(self._store.rewind(revision, also=also))
+        """Back to a revision of the past (resume from a checkpoint): store, state and a new index; later snapshots go."""
+
+        def finish(db: sqlite3.Connection) -> None:
+            if also is not None:
+                also(db)
+            forget_snapshots(self._store, after=revision)  # before the commit: a kill after it would leave them for good
+
+        self._adopt(self._store.rewind(revision, also=finish))
 
     def _adopt(self, state: BankState) -> None:
         stored, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim)

@@ -1,0 +1,40 @@
+"""After going back to a checkpoint nothing of the future that was given up comes back."""
+
+import json
+import sqlite3
+
+from manager_toys import build, run, teach, texts
+
+from crl_jax.experience.recover import open_or_recover, snapshot_folder
+from crl_jax.experience.store import Store
+
+
+def test_a_snapshot_of_an_abandoned_future_is_never_brought_back(tmp_path):
+    path = tmp_path / "bank.sqlite"
+
+    async def story():
+        async with build(store=Store.open(path), snapshots=3) as manager:
+            await teach(manager, "kept")
+            saved = json.loads(json.dumps(await manager.checkpoint()))
+            await teach(manager, "abandoned one", "abandoned two")
+            await manager.checkpoint()
+            await manager.restore(saved)
+            await teach(manager, "new one")
+            before = texts(manager)
+            await manager.checkpoint()
+            assert [p.name for p in sorted(snapshot_folder(path).iterdir())] == ["r0000000001.sqlite", "r0000000002.sqlite"]
+            await teach(manager, "new two")
+            await manager.checkpoint()
+        return before
+
+    before = run(story())
+    db = sqlite3.connect(path)
+    db.execute("UPDATE entries SET text='planted'")
+    db.execute("UPDATE ops SET text='planted' WHERE revision=3")
+    db.commit()
+    db.close()
+    store, recovery = open_or_recover(path)
+    assert recovery is not None
+    found = [entry.text for entry in store.load().space("room").values()]
+    assert found == [*before, "new two"], "from the snapshot of this future"
+    store.close()
