@@ -120,7 +120,8 @@ class Reader:
         self._reserved.forget_before(step)
 
     def clear(self) -> None:
-        """Forget every reservation."""
+        """Forget every reservation and draw: what comes next is what came after the checkpoint the bank went back to."""
+        self._picks = 0
         self._reserved.clear()
 
     def _nearest(self, namespace: str, candidates: list[Candidate]) -> list[Shown]:

@@ -6,6 +6,7 @@ import sqlite3
 from manager_toys import build, run, teach, texts
 
 from crl_jax.experience.recover import open_or_recover, snapshot_folder
+from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.store import Store
 
 
@@ -38,3 +39,18 @@ def test_a_snapshot_of_an_abandoned_future_is_never_brought_back(tmp_path):
     found = [entry.text for entry in store.load().space("room").values()]
     assert found == [*before, "new two"], "from the snapshot of this future"
     store.close()
+
+
+def test_draws_after_going_back_are_those_after_the_checkpoint():
+    async def story(asked_before: int):
+        diversity = Diversity(recent_steps=0, lambda_count=0.0, explore_p=0.5, oversample=8)
+        async with build(diversity=diversity) as manager:
+            await teach(manager, *(f"word {n}" for n in range(6)))
+            manager.on_step(1)
+            saved = await manager.checkpoint()
+            for _ in range(asked_before):
+                await manager.retrieve("room", "word 3")
+            await manager.restore(saved)
+            return [[shown.id for shown in await manager.retrieve("room", "word 3")] for _ in range(12)]
+
+    assert run(story(0)) == run(story(5))
