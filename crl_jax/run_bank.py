@@ -163,7 +163,9 @@ class SharedBank:
 def own_bank(path: pathlib.Path, stack: contextlib.ExitStack) -> Store:
     """The file of a run's own bank, written by nobody else. Raises ConfigError when somebody does."""
     stack.enter_context(bank_lock.writing(path))
-    return open_bank(path)
+    store = open_bank(path)
+    store.begin_run()
+    return store
 
 
 def shared_bank(config: Config, shell: Shell, stack: contextlib.ExitStack, *, read_only: bool) -> SharedBank:

@@ -332,9 +332,10 @@ class ExperienceManager:
         self._reader.clear()
 
     async def restart(self, *, rewind: bool = True) -> None:
-        """Begin at step 0 where no `checkpoint` was made: an empty training buffer and, with ``rewind``, an empty bank."""
+        """Begin at step 0 where no `checkpoint` was made: an empty training buffer and, with ``rewind``, the bank as the run found it."""
         empty = json.dumps({"waiting": [], "trained": [], "counts": {}})
-        await self.restore({"revision": 0, "step": 0, "buffer": empty}, rewind=rewind)
+        began = await self._thread.run(self._store.run_began)
+        await self.restore({"revision": began, "step": 0, "buffer": empty}, rewind=rewind)
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now. Sums and counts, never means: ``search_latency_s`` is over ``searches``."""

@@ -190,6 +190,16 @@ class Store:
                 also(db)
             return state
 
+    def begin_run(self) -> None:
+        """A run begins, or goes on, on this store: what is there the first time (lessons it was seeded with) is not of its making."""
+        with self._lock, self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('run_began',?)", (str(_revision(db)),))
+
+    def run_began(self) -> int:
+        """The revision at which the run of this store began; 0 if none said so."""
+        row = self.read(lambda db: db.execute("SELECT value FROM meta WHERE key='run_began'").fetchone())
+        return int(row[0]) if row else 0
+
     def backup(self, target: pathlib.Path) -> None:
         """A whole copy at ``target``, which appears only when it is complete. Raises StoreError if the disk refuses."""
         part = target.with_name(target.name + ".part")

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 
-from manager_toys import build, run, teach, texts
+from manager_toys import build, echo, run, teach, texts
 
 from crl_jax.experience.recover import open_or_recover, snapshot_folder
 from crl_jax.experience.retrieve import Diversity
@@ -54,3 +54,26 @@ def test_draws_after_going_back_are_those_after_the_checkpoint():
             return [[shown.id for shown in await manager.retrieve("room", "word 3")] for _ in range(12)]
 
     assert run(story(0)) == run(story(5))
+
+
+def test_beginning_again_keeps_what_was_in_the_bank_before_the_run(tmp_path):
+    path = tmp_path / "bank.sqlite"
+
+    async def fill(*observations):
+        async with build(store=Store.open(path)) as manager:
+            await teach(manager, *observations)
+
+    async def again():
+        async with build(echo, store=Store.open(path)) as manager:
+            await manager.restart()
+            return texts(manager)
+
+    run(fill("seeded"))
+    store = Store.open(path)
+    store.begin_run()
+    store.close()
+    run(fill("of the run"))
+    store = Store.open(path)
+    store.begin_run()  # resumed
+    store.close()
+    assert run(again()) == ["seeded"]
