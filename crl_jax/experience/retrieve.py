@@ -108,8 +108,13 @@ class Score(NamedTuple):
 def score(rank: int, standing: Standing, *, step: int, how: Diversity) -> Score:
     """What an entry of this similarity rank (0 = most similar) scores at ``step``; the highest sum is shown first."""
     s = standing
-    recent = s.last_shown_step >= 0 and step - s.last_shown_step < how.recent_steps
+    recent = _recent(s, step, how)
     return Score(-rank, -how.lambda_count * math.log1p(s.shown), -float(recent), how.utility_weight * (s.utility - 0.5), -s.penalty)
+
+
+def _recent(standing: Standing, step: int, how: Diversity) -> bool:
+    """A step that is still to come says nothing: it is that of another run, whose entries or usage were brought in or are shared."""
+    return standing.last_shown_step >= 0 and 0 <= step - standing.last_shown_step < how.recent_steps
 
 
 def _contrasted(ranked: list[Candidate], known: Mapping[str, Standing]) -> list[Candidate]:
@@ -127,8 +132,7 @@ def _chanced(
     drop = how.dropout_p > 0 and rng.random() < how.dropout_p
     if len(ranked) < 2:
         return ranked
-    last = known[ranked[0].id].last_shown_step
-    if drop and last >= 0 and step - last < how.recent_steps:
+    if drop and _recent(known[ranked[0].id], step, how):
         ranked = [*ranked[1:], ranked[0]]
     if explore:
         novel = min(ranked, key=lambda c: known[c.id].shown)

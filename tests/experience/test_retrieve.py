@@ -34,6 +34,12 @@ def test_recency_is_worth_one_rank_in_steps_and_ties_keep_similarity():
     assert order({"a": 1}, {"a": 9}, recent_steps=0)[:2] == "ab"
 
 
+def test_what_another_run_showed_at_a_later_step_is_not_recent():
+    assert order({"a": 1}, {"a": 500})[:2] == "ab"
+    assert order({"a": 1}, {"a": 10})[:2] == "ba"
+    assert order(last={"a": 500}, dropout_p=1.0, rng=np.random.default_rng(0)) == "abcd"
+
+
 def test_similarity_is_only_a_rank_but_has_a_floor():
     assert order(min_similarity=0.75) == "ab"
     assert order(min_similarity=0.95) == ""
