@@ -85,7 +85,7 @@ class Gate:
             return plan
         started = self._clock()
         tally: Counter[str] = Counter()
-        verdicts = await asyncio.gather(*(self._verdict(plan, i, text, tally) for i, text in plan.lessons))
+        verdicts = await asyncio.gather(*(self._verdict(plan, i, text, tally, count) for i, text in plan.lessons))
         if count:
             self.counts.update(tally)
             self.seconds += self._clock() - started
@@ -106,19 +106,21 @@ class Gate:
         """The counters; ``seconds`` is the time episodes waited before they could begin, summed over episodes."""
         return {**self.counts, "seconds": self.seconds}
 
-    async def _verdict(self, plan: Plan, experience_id: str, text: str, tally: Counter[str]) -> Verdict:
+    async def _verdict(self, plan: Plan, experience_id: str, text: str, tally: Counter[str], count: bool) -> Verdict:
         s = self._settings
         found = self._usage(experience_id)
         usage = found if isinstance(found, Usage) else await found  # the bank may be on another machine
         task = "\n".join(part for part in (s.system.replace("{env}", plan.system), plan.task.goal) if part)
         prompt = self._codec.render(gate_messages(s.prompts, task=task, lesson=text, usage=usage, success=utility(usage)))
         if len(prompt) + s.max_new_tokens > self._sampler.max_length:
-            self._too_long_in_row += 1
-            self._longest = max(self._longest, len(prompt))
+            if count:
+                self._too_long_in_row += 1
+                self._longest = max(self._longest, len(prompt))
             tally["too_long"] += 1
             tally[Decision.NONE.value] += 1
             return Verdict(experience_id, Decision.NONE)
-        self._too_long_in_row = self._longest = 0
+        if count:
+            self._too_long_in_row = self._longest = 0
         tally.update(requests=1, prompt_tokens=len(prompt))
         params = self._params(plan.sampling, plan.id, experience_id)
         try:

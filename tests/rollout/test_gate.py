@@ -197,6 +197,16 @@ def test_a_batch_none_of_whose_questions_fit_is_an_error_that_names_the_length()
     assert actor.asked == []
 
 
+def test_questions_of_an_evaluation_that_do_not_fit_stop_no_training():
+    bank, actor = Bank(), Actor(lambda prompt: ACCEPT)
+    actor.max_length = 120
+    collector = make(actor, bank=bank)
+    asyncio.run(collector.evaluate([*TASKS] * 3, name="eval", guided=True, sampling=SAMPLING))
+    bank.lessons = ()
+    guided, _ = play(collector)  # a batch that asks nothing
+    assert all(e.verdicts == () for e in guided)
+
+
 def test_each_lesson_has_its_own_verdict():
     bank = Bank([("x1", "go east"), ("x2", "jump"), ("x3", "wait")])
     actor = Actor(lambda prompt: REJECT if "jump" in prompt else REFINE if "wait" in prompt else ACCEPT)
