@@ -12,10 +12,11 @@ next of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from crl_jax.bank_service import codec
@@ -98,12 +99,7 @@ class DurableManager(ExperienceManager):
         """As `observe`."""
 
         async def work() -> str:
-            before = self.buffer.to_json()
-            try:
-                await self.observe(episodes, request=(key, "{}"), also=self._keep_buffer)
-            except StoreError:
-                self.buffer.restore(before)
-                raise
+            await self.observe(episodes, request=(key, "{}"), also=self._keep_buffer)
             return "{}"
 
         await self._do(key, work)
@@ -160,13 +156,7 @@ class DurableManager(ExperienceManager):
         """The extractor was trained at ``step`` on these generations."""
 
         async def work() -> str:
-            before = self.buffer.to_json()
-            self.buffer.record_trained(list(generation_ids), step=step)
-            try:
-                await self._thread.run(self._store.transaction, lambda db: self._keep(db, key, "{}"))
-            except StoreError:
-                self.buffer.restore(before)
-                raise
+            await self._thread.run(self._record, key, list(generation_ids), step)
             return "{}"
 
         await self._do(key, work)
@@ -240,18 +230,35 @@ class DurableManager(ExperienceManager):
             await asyncio.sleep(0.02)
             self._check()
 
+    # What follows runs in the writer's thread: the buffer and the transaction that keeps it change in one call, so that a killed process
+    # never finds on disk what belongs to a request that is not answered there.
+
+    def _learn(self, *what: Any, **named: Any) -> Counter[str]:
+        with self._undone_if_refused():
+            return super()._learn(*what, **named)
+
+    def _record(self, key: str, generation_ids: list[str], step: int) -> None:
+        with self._undone_if_refused():
+            self.buffer.record_trained(generation_ids, step=step)
+            self._store.transaction(lambda db: self._keep(db, key, "{}"))
+
     def _pop(self, key: str) -> str:
-        before = self.buffer.to_json()
-        batch = self.buffer.pop_batch(self._store.generation)
-        if batch is None:
-            return "null"
-        answer = json.dumps([{"generation_id": s.generation.id, "values": codec.sample_values(s)} for s in batch])
-        try:
+        with self._undone_if_refused():
+            batch = self.buffer.pop_batch(self._store.generation)
+            if batch is None:
+                return "null"
+            answer = json.dumps([{"generation_id": s.generation.id, "values": codec.sample_values(s)} for s in batch])
             self._store.transaction(lambda db: self._keep(db, key, answer))
+            return answer
+
+    @contextlib.contextmanager
+    def _undone_if_refused(self) -> Iterator[None]:
+        before = self.buffer.to_json()
+        try:
+            yield
         except StoreError:
             self.buffer.restore(before)
             raise
-        return answer
 
     def _keep_buffer(self, db: sqlite3.Connection) -> None:
         db.execute("INSERT OR REPLACE INTO buffer VALUES (0, ?)", (self.buffer.to_json(),))

@@ -266,16 +266,12 @@ class ExperienceManager:
         self._check()
         self._reader.release(episodes)
         scored = [episode for episode in episodes if episode.status is not Status.ENV_ERROR]
-        credits, counts = await self._thread.run(credits_of, scored, self._store.experience, self._o.reward)
-        self.counts.update(counts)
-        for credit in credits:
-            self.buffer.credit(credit.generation_id, reward=credit.reward, step=self.step)
         guided = [
             Guided(i, bool(e.success), e.id, e.task.namespace, float(e.reward or 0.0))
             for e in scored
             for i in dict.fromkeys(e.shown or ("",))
         ]
-        await self._thread.run(self._writer.observe, guided, step=self.step, decay=self._decay(), **kept)
+        self.counts.update(await self._thread.run(self._learn, scored, guided, self.step, self._decay(), kept))
 
     async def pop_batch(self) -> list[Sample] | None:
         """The next batch for the extractor's learner, or None; see `TrainingBuffer.pop_batch`."""
@@ -362,6 +358,14 @@ class ExperienceManager:
         while running := self._merging.tasks():
             await asyncio.wait(running)
             await self._pipeline.idle()
+
+    def _learn(self, scored: Sequence[Episode], guided: list[Guided], step: int, decay: float, kept: dict[str, Any]) -> Counter[str]:
+        """In the writer's thread as one call, so that nobody keeps a buffer on disk with credit whose own transaction is to come."""
+        credits, counts = credits_of(scored, self._store.experience, self._o.reward)
+        for credit in credits:
+            self.buffer.credit(credit.generation_id, reward=credit.reward, step=step)
+        self._writer.observe(guided, step=step, decay=decay, **kept)
+        return counts
 
     def _decay(self) -> float:
         if self._o.decay is None:

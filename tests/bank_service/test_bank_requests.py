@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from service_toys import QUICK, add, episode, manager_on, remote, run, serving
@@ -56,7 +57,6 @@ def test_work_goes_on_when_the_caller_gives_up_and_its_repeat_gets_the_answer():
     async def story():
         async with serving() as (url, manager, _):
             slow, embed = asyncio.get_running_loop().time() + 0.5, manager._writer._embedder.embed
-            import time
 
             def late(texts):
                 time.sleep(max(0.0, slow - time.monotonic()))
@@ -223,3 +223,27 @@ def test_a_restore_goes_back_and_drops_what_waits_and_a_wrong_one_is_refused(tmp
                 await sent(bank, "Write", write("", "one"))
 
     run(story())
+
+
+def test_evidence_of_a_request_that_is_not_committed_is_in_no_other_ones_transaction(tmp_path):
+    path = tmp_path / "bank.sqlite"
+
+    async def story():
+        kept = []  # after each commit: the evidence on disk, and the observations that are answered
+        async with serving(path) as (_, manager, _):
+            ids = [(await manager.write_once(f"w{n}", "room", add(f"lesson {n}")))["written"][0] for n in range(2)]
+            store, observe = manager._store, manager._writer.observe
+            store.read(lambda db: db.execute("UPDATE entries SET generation_id='g' || id"))
+
+            def slow(*args, **options):
+                time.sleep(0.2)  # meanwhile the event loop takes up the other request
+                observe(*args, **options)
+                waiting = json.loads(store.load_buffer())["waiting"]
+                kept.append((len(waiting), sum(store.answered(f"o{n}") is not None for n in range(2))))
+
+            manager._writer.observe = slow
+            both = (manager.observe_once(f"o{n}", [episode(f"e{n}", shown=(i,))]) for n, i in enumerate(ids))
+            await asyncio.gather(*both)
+        return kept
+
+    assert run(story()) == [(1, 1), (2, 2)], "a process that is killed between the two would count the second one twice"
