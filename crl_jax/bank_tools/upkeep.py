@@ -63,13 +63,13 @@ def compact(place: Place, *, keep: int | None) -> int:
     from crl_jax.experience.compact import compact as fold
 
     with writing(place) as store:
-        oldest, why = _resumable(place, store.revision)
+        oldest, why, waiting = _resumable(place, store.revision)
         keep = oldest if keep is None else keep
         if keep > oldest:
             raise BankInputError(f"--keep-revision {keep}: {why}, so keep {oldest} or an earlier one")
         before = file_bytes(place.path)
         try:
-            done = fold(store, keep_revision=keep)
+            done = fold(store, keep_revision=keep, generations=waiting)
         except ValueError as error:
             raise BankInputError(f"--keep-revision {keep}: {error}") from error
     gone = f"{done.operations} operations, {done.entries} entries, {done.generations} generations"
@@ -78,10 +78,10 @@ def compact(place: Place, *, keep: int | None) -> int:
     return 0
 
 
-def _resumable(place: Place, now: int) -> tuple[int, str]:
-    """The revision that the oldest checkpoint goes back to, and what says so."""
+def _resumable(place: Place, now: int) -> tuple[int, str, set[str]]:
+    """The revision that the oldest checkpoint goes back to, what says so, and the generations that wait in checkpoints to be trained on."""
     if place.folder is None:
-        return now, f"the bank is at revision {now}"
+        return now, f"the bank is at revision {now}", set()
     from crl_jax.checkpoint import store as checkpoints
 
     root = place.folder / "checkpoints"
@@ -89,9 +89,10 @@ def _resumable(place: Place, now: int) -> tuple[int, str]:
     records = [(checkpoints.read_records(root, step).get("bank"), step) for step in steps]
     saved = [(int(bank["revision"]), step) for bank, step in records if bank]
     if not saved:
-        return now, f"the bank is at revision {now}"
+        return now, f"the bank is at revision {now}", set()
     revision, step = min(saved)
-    return min(revision, now), f"the checkpoint of step {step} goes back to revision {revision}"
+    waiting = {generation for bank, _ in records if bank for generation, *_ in json.loads(bank["buffer"])["waiting"]}
+    return min(revision, now), f"the checkpoint of step {step} goes back to revision {revision}", waiting
 
 
 def take_snapshot(place: Place) -> int:

@@ -1,8 +1,8 @@
 """A store file without what nobody needs any more.
 
 Owns: what a compaction keeps: everything after a revision, the state at it, the ancestors of live entries, and every generation that one
-of these, the log or the training buffer names. Promises: one transaction; the state, every later revision and all credit stay as they
-are; the file still verifies. Does not: choose the revision (that of the oldest checkpoint that may be resumed).
+of these, the log, the training buffer or the caller names. Promises: one transaction; the state, every later revision and all credit stay
+as they are; the file still verifies. Does not: choose the revision (that of the oldest checkpoint that may be resumed).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
+from collections.abc import Collection
 from typing import NamedTuple
 
 from crl_jax.experience import bank_json
@@ -25,12 +26,14 @@ class Compacted(NamedTuple):
     generations: int
 
 
-def compact(store: Store, *, keep_revision: int) -> Compacted:
+def compact(store: Store, *, keep_revision: int, generations: Collection[str] = ()) -> Compacted:
     """Fold the log up to ``keep_revision`` into one state and drop what only that log needed. Revisions before it can no longer be opened.
 
-    Raises ValueError for a revision the store never was at. Free space goes back to the disk at the end.
+    ``generations`` stay too: a checkpoint's training buffer may wait with some that neither log nor entries name (answers, responses that
+    could not be read) or whose entry is gone. Raises ValueError for a revision the store never was at. Free space goes back to the disk at
+    the end.
     """
-    done: Compacted = store.transaction(lambda db: _compact(db, keep_revision))
+    done: Compacted = store.transaction(lambda db: _compact(db, keep_revision, generations))
     try:
         store.read(lambda db: db.execute("VACUUM"))
     except sqlite3.OperationalError as error:
@@ -40,7 +43,7 @@ def compact(store: Store, *, keep_revision: int) -> Compacted:
     return done
 
 
-def _compact(db: sqlite3.Connection, revision: int) -> Compacted:
+def _compact(db: sqlite3.Connection, revision: int, generations: Collection[str]) -> Compacted:
     state = rows.replay(db, revision)
     text = bank_json.to_json(state)
     last = db.execute("SELECT max(seq) FROM ops WHERE abandoned=0 AND revision<=?", (revision,)).fetchone()[0]
@@ -54,7 +57,7 @@ def _compact(db: sqlite3.Connection, revision: int) -> Compacted:
     gone = [(i,) for (i,) in db.execute("SELECT id FROM entries").fetchall() if i not in kept]
     for table, column in (("entries", "id"), ("embeddings", "id"), ("guided", "experience_id")):
         db.executemany(f"DELETE FROM {table} WHERE {column}=?", gone)
-    named = _named_generations(db)
+    named = _named_generations(db) | set(generations)
     unnamed = [(i,) for (i,) in db.execute("SELECT id FROM generations").fetchall() if i not in named]
     db.executemany("DELETE FROM generations WHERE id=?", unnamed)
     return Compacted(operations, len(gone), len(unnamed))

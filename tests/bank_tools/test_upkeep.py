@@ -1,18 +1,23 @@
 """verify, repair, compact, snapshot, consolidate."""
 
+import asyncio
 import contextlib
 import json
 
+import numpy as np
 import pytest
-from manager_toys import NOTHING, build, merging
+from experience_toys import episode
+from manager_toys import NOTHING, build, echo, merging
 
 from crl_jax import cli
 from crl_jax.bank_tools import offline
+from crl_jax.checkpoint import store as checkpoints
 from crl_jax.config.schema import Config
 from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.store import Store
 from crl_jax.experience.verify import verify
 from crl_jax.rollout.shell import Shell
+from crl_jax.run_files import CONFIG
 
 
 def bank(*words):
@@ -73,6 +78,35 @@ def test_compact_keeps_the_present_and_names_what_is_gone(made, capsys):
     assert "the oldest that is left is 14" in capsys.readouterr().err
     assert bank("why", folder, ids["both"]) == bank("stats", folder) == 0
     assert "its operation was compacted away" in capsys.readouterr().out
+
+
+def test_compact_keeps_what_the_buffers_of_checkpoints_wait_with(tmp_path, small):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / CONFIG).write_text("run: {name: run}\n")
+
+    async def played():
+        store = Store.open(folder / "bank.sqlite")
+        async with build(lambda prompt: "not JSON" if "unclear" in prompt else echo(prompt), store=store) as manager:
+            await manager.submit(episode("e", observation="a lesson"))
+            for n in range(3):
+                await manager.submit(episode(f"e{n}", observation="unclear"))
+            await manager.drain(10)
+            saved = await manager.checkpoint()
+            checkpoints.save(folder / "checkpoints", 1, {"actor": np.zeros(1, np.float32)}, {"bank": saved})
+            await manager.pop_batch()
+        store.close()
+        return saved
+
+    saved = asyncio.run(played())
+    assert bank("compact", folder) == 0
+
+    async def resumed():
+        async with build(store=Store.open(folder / "bank.sqlite")) as manager:
+            await manager.restore(saved)
+            return [sample.generation.id for sample in await manager.pop_batch()]
+
+    assert asyncio.run(resumed()) == ["g00000002", "g00000003"]
 
 
 def test_a_dry_run_shows_groups_and_changes_nothing(made, capsys):
