@@ -359,6 +359,7 @@ def manager_of(
             search_workers=b.search_workers,
             sample_timeout_s=config.run.collect_timeout_s,
             seed=derive_seed(config.run.seed, "bank"),
+            in_turn=config.run.sync,
             purpose=purpose,
         ),
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 from crl_jax.experience import extractor
 from crl_jax.experience.bank import Author
@@ -23,7 +23,7 @@ from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.reader import Shown
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.writer import Writer, Written
-from crl_jax.records import BankOp, Episode, Generation, OpKind
+from crl_jax.records import BankOp, Episode, Experience, Generation, OpKind
 from crl_jax.seeds import derive_seed
 
 
@@ -76,11 +76,13 @@ class Editor:
         self.redundancy: dict[str, float] = {}  # share of near duplicates when it was last measured, by namespace
         self._votes = votes
 
-    async def distil(self, episode: Episode) -> Distilled:
-        """Ask for the lessons of an episode. Changes nothing; `settle` does."""
-        state = self._writer.state
-        read = [entry for entry in map(state.find, dict.fromkeys(episode.shown)) if entry is not None]
-        draft = await self._calls.distil(episode, [entry.text for entry in read], step=self._step())
+    def distil(self, episode: Episode) -> Coroutine[Any, Any, Distilled]:
+        """Ask for the lessons of an episode, which is shown the entries as they are when this is called. Changes nothing; `settle` does."""
+        read = [entry for entry in map(self._writer.state.find, dict.fromkeys(episode.shown)) if entry is not None]
+        return self._distil(episode, read, self._step())
+
+    async def _distil(self, episode: Episode, read: Sequence[Experience], step: int) -> Distilled:
+        draft = await self._calls.distil(episode, [entry.text for entry in read], step=step)
         return Distilled(episode, tuple(entry.id for entry in read), draft)
 
     async def prepare(self, ready: Sequence[Distilled]) -> None:

@@ -71,6 +71,7 @@ class ManagerOptions:
     sample_timeout_s: float = 600.0
     io_timeout_s: float = 60.0
     seed: int = 0
+    in_turn: bool = False  # nothing that is written depends on timing: merges, then distillations in turn (synchronous runs)
     purpose: str = ""  # logged as the reason of what this manager's extractor writes
 
 
@@ -151,6 +152,7 @@ class ExperienceManager:
             namespaces=lambda: self.state.spaces,
             merge=lambda namespace: self._editor.merge(namespace, chunk_size=options.merge.chunk),
             merge_redundant=lambda namespace: self._editor.merge_redundant(namespace, options.merge),
+            in_turn=options.in_turn,
         )
         self._closed = False
         self._submitted = 0  # episodes of this step
@@ -164,9 +166,9 @@ class ExperienceManager:
         """Load the bank, index it, start the tasks."""
         self.failed = asyncio.get_running_loop().create_future()
         o, editor = self._o, self._editor
-        self._pipeline = OrderedPipeline(
-            editor.distil, editor.settle, prepare=editor.prepare, queue_size=o.queue_size, concurrency=o.distil_concurrency
-        )
+        together = None if o.in_turn else editor.prepare  # which texts are ready together is a matter of timing, and vectors show it
+        size = {"queue_size": o.queue_size, "concurrency": o.distil_concurrency}
+        self._pipeline = OrderedPipeline(editor.distil, editor.settle, prepare=together, in_turn=o.in_turn, **size)
         await self._thread.run(self._writer.load)
         saved = await self._thread.run(self._store.load_buffer)
         if saved is not None:
@@ -253,7 +255,7 @@ class ExperienceManager:
 
     async def submit(self, episode: Episode) -> bool:
         """Queue a finished training episode for distillation. False, and counted, if the queue stays full until the deadline."""
-        self._check()
+        await self._turn()
         taken = await self._pipeline.put(episode, timeout_s=self._o.submit_timeout_s)
         self.counts["submitted" if taken else "submit_refused"] += 1
         self._submitted += taken
@@ -263,7 +265,7 @@ class ExperienceManager:
         """Count what finished *training* episodes were shown, and credit the generations behind it. Give whole groups: the reward of a
         guided episode may depend on the free half (`reward`). Never call it with evaluation episodes. ``kept``: ``request`` and ``also`` of
         `Writer.observe`."""
-        self._check()
+        await self._turn()
         self._reader.release(episodes)
         scored = [episode for episode in episodes if episode.status is not Status.ENV_ERROR]
         guided = [
@@ -366,6 +368,11 @@ class ExperienceManager:
             self.buffer.credit(credit.generation_id, reward=credit.reward, step=step)
         self._writer.observe(guided, step=step, decay=decay, **kept)
         return counts
+
+    async def _turn(self) -> None:
+        if self._o.in_turn:
+            await self._merging.settled(self._o.sample_timeout_s)
+        self._check()
 
     def _decay(self) -> float:
         if self._o.decay is None:

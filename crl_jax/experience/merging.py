@@ -1,12 +1,14 @@
 """When namespaces are merged, and which entries are redundant.
 
 Owns: the running merges, those that are due, the measure of redundancy. Promises: one merge of a namespace at a time; a periodic merge that
-falls due while another runs comes after it, and is counted as deferred, never dropped. Does not: merge (``editor``).
+falls due while another runs comes after it, and is counted as deferred, never dropped; ``in_turn`` one namespace after the other, in the
+order of their names. Does not: merge (``editor``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -69,7 +71,9 @@ class Merging:
         namespaces: Callable[[], Iterable[str]],
         merge: Callable[[str], Awaitable[int]],
         merge_redundant: Callable[[str], Awaitable[int]],
+        in_turn: bool = False,
     ) -> None:
+        self._turn = asyncio.Lock() if in_turn else contextlib.nullcontext()
         self._policy = policy
         self._spawn = spawn
         self._counts = counts
@@ -86,12 +90,19 @@ class Merging:
         p = self._policy
         whole = bool(p.every_steps) and step > 0 and step % p.every_steps == 0
         if whole or p.redundancy > 0:
-            for namespace in list(self._namespaces()):
+            for namespace in sorted(self._namespaces()):
                 self._begin(namespace, whole)
 
     def tasks(self) -> Sequence[asyncio.Task[None]]:
         """The merges that run now."""
         return list(self._running.values())
+
+    async def settled(self, timeout_s: float) -> None:
+        """Wait for the merges that run now. Raises TimeoutError."""
+        if running := self.tasks():
+            _, late = await asyncio.wait(running, timeout=timeout_s)
+            if late:
+                raise TimeoutError(f"{len(late)} merges took longer than {timeout_s:g} s: raise run.collect_timeout_s or bank.merge_every")
 
     def _begin(self, namespace: str, whole: bool) -> None:
         if namespace not in self._running:
@@ -102,7 +113,8 @@ class Merging:
 
     async def _run(self, namespace: str, whole: bool) -> None:
         try:
-            await self._passes[whole](namespace)
+            async with self._turn:
+                await self._passes[whole](namespace)
         finally:
             del self._running[namespace]
         if namespace in self._due:

@@ -2,12 +2,15 @@
 
 Owns: the pending count, back-pressure, draining. Promises: ``settle`` runs one item at a time in submission order, so its effects do not
 depend on which work finished first; ``prepare`` sees the items whose turn has come together before, to do for all at once what would be
-slow one by one (embedding); every wait has a deadline. Does not: catch exceptions: they end the task, and whoever spawned it hears of it.
+slow one by one (embedding); every wait has a deadline; ``in_turn`` an item begins when that ``concurrency`` places before it is settled,
+so that what it begins with does not depend on timing either. Does not: catch exceptions: they end the task, and whoever spawned it hears of
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -28,11 +31,14 @@ class OrderedPipeline(Generic[Item, Result]):
         concurrency: int,
         prepare: Callable[[Sequence[Result]], Awaitable[None]] | None = None,
         together: int = 16,
+        in_turn: bool = False,
     ) -> None:
         self._work = work
         self._settle = settle
         self._prepare = prepare
         self._together = together
+        self._in_turn = in_turn
+        self._concurrency = concurrency
         self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
         self._working: asyncio.Queue[asyncio.Task[Result]] = asyncio.Queue(2 * concurrency)
         self._slots = asyncio.Semaphore(concurrency)
@@ -44,7 +50,7 @@ class OrderedPipeline(Generic[Item, Result]):
 
     def start(self, spawn: Spawn) -> None:
         """Begin to work. ``spawn`` makes the tasks, so that its owner hears when one fails."""
-        self._tasks = [spawn(self._feed()), spawn(self._settle_all())]
+        self._tasks = [spawn(self._take_turns())] if self._in_turn else [spawn(self._feed()), spawn(self._settle_all())]
 
     async def put(self, item: Item, *, timeout_s: float) -> bool:
         """False, and the item is not taken, if the queue stays full for ``timeout_s``."""
@@ -78,6 +84,23 @@ class OrderedPipeline(Generic[Item, Result]):
             self._held.add(task)
             task.add_done_callback(self._done)
             await self._working.put(task)
+
+    async def _take_turns(self) -> None:
+        under_way: deque[asyncio.Task[Result]] = deque()
+
+        def begin(item: Item) -> None:
+            task = asyncio.get_running_loop().create_task(self._work(item))  # the call itself happens here, between two settlements
+            self._held.add(task)
+            task.add_done_callback(self._held.discard)
+            under_way.append(task)
+
+        while True:
+            if not under_way:
+                begin(await self._queue.get())
+            while len(under_way) < self._concurrency and not self._queue.empty():
+                begin(self._queue.get_nowait())
+            await self._settle(await under_way.popleft())
+            self._count(-1)
 
     def _done(self, task: asyncio.Task[Result]) -> None:
         self._held.discard(task)

@@ -106,7 +106,7 @@ class Reader:
         home = self._routing.home(namespace)
         if self._routing is not Routing.MIXED:
             return (home,)
-        return (home, *(name for name in self._state().spaces if name != home))
+        return (home, *sorted(name for name in self._state().spaces if name != home))
 
     def release(self, episodes: Sequence[Episode]) -> None:
         """Give back what finished episodes had reserved."""
