@@ -96,12 +96,15 @@ class Applied(NamedTuple):
     problems: tuple[Problem, ...]
 
 
-def apply(state: BankState, op: BankOp, *, namespace: str, author: Author, op_index: int = 0, inherit_usage: bool = False) -> Applied:
+def apply(
+    state: BankState, op: BankOp, *, namespace: str, author: Author, op_index: int = 0, inherit_usage: bool = False, decay: float = 1.0
+) -> Applied:
     """The state after one operation; the revision rises by one exactly when something changed.
 
     An update whose targets are partly gone replaces those that are left; with none left it becomes an add. A merge is a compare-and-set:
     if any of its sources is gone it is refused as a whole. A new entry starts with empty usage unless ``inherit_usage`` (de-duplication:
-    the same knowledge in new words), which sums the usage of the entries it replaces. A vote moves every target by one; a target whose
+    the same knowledge in new words), which sums the usage of the entries it replaces (recent counts as of the newest of their steps: older
+    ones fade by ``decay`` for every step between). A vote moves every target by one; a target whose
     votes fall below zero is retired.
     """
     space = state.space(namespace)
@@ -132,28 +135,30 @@ def apply(state: BankState, op: BankOp, *, namespace: str, author: Author, op_in
         parents=present,
         outcome=author.outcome,
     )
-    return Applied(_replaced(state, namespace, present, written, inherit_usage), written, present, problems)
+    return Applied(_replaced(state, namespace, present, written, decay if inherit_usage else None), written, present, problems)
 
 
-def _replaced(state: BankState, namespace: str, gone: Sequence[str], written: Experience | None, inherit_usage: bool = False) -> BankState:
+def _replaced(state: BankState, namespace: str, gone: Sequence[str], written: Experience | None, decay: float | None = None) -> BankState:
     space = state.space(namespace).replaced(gone, written)
     usage = state.usage.mutate()
     lost = [usage.pop(old) for old in gone if old in usage]
-    if written is not None and inherit_usage and lost:
-        usage[written.id] = _together(lost)
+    if written is not None and decay is not None and lost:
+        usage[written.id] = _together(lost, decay)
     spaces = {name: entries for name, entries in state.spaces.items() if name != namespace or len(space)}
     if len(space):
         spaces[namespace] = space
     return dataclasses.replace(state, spaces=spaces, usage=usage.finish(), revision=state.revision + 1)
 
 
-def _together(parts: Sequence[Usage]) -> Usage:
+def _together(parts: Sequence[Usage], decay: float) -> Usage:
+    last = max(u.last_shown_step for u in parts)
+    faded = [decay ** (last - u.last_shown_step) for u in parts]
     return Usage(
         sum(u.shown for u in parts),
         sum(u.succeeded for u in parts),
-        max(u.last_shown_step for u in parts),
-        sum(u.recent_shown for u in parts),
-        sum(u.recent_succeeded for u in parts),
+        last,
+        sum(u.recent_shown * left for u, left in zip(parts, faded, strict=True)),
+        sum(u.recent_succeeded * left for u, left in zip(parts, faded, strict=True)),
         sum(u.votes for u in parts),
     )
 

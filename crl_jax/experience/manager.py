@@ -97,7 +97,7 @@ class ExperienceManager:
         self.buffer = buffer
         self.counts: Counter[str] = Counter()
         self.step = 0
-        self._writer = Writer(store, embedder, make_index, options.write, purpose=options.purpose)
+        self._writer = Writer(store, embedder, make_index, options.write, purpose=options.purpose, decay=self._decay)
         self._thread = WriterThread(options.io_timeout_s)
         self._search = SearchService(
             embedder=embedder,

@@ -183,8 +183,9 @@ def _again(new: Store, state: BankState, row: dict[str, Any]) -> BankState:
     outcome = None if row["outcome"] is None else bool(row["outcome"])
     author = Author(row["generation_id"], row["author_version"], row["step"], tuple(json.loads(row["episode_ids"])), outcome)
     inherit = bool(row["inherit_usage"])
-    done = bank.apply(state, op, namespace=row["namespace"], author=author, op_index=row["op_index"], inherit_usage=inherit)
-    new.commit([Change(state.revision, op, row["namespace"], author, row["op_index"], done, inherit, row["reason"])])
+    at, decay = row["op_index"], row["decay"]
+    done = bank.apply(state, op, namespace=row["namespace"], author=author, op_index=at, inherit_usage=inherit, decay=decay)
+    new.commit([Change(state.revision, op, row["namespace"], author, at, done, inherit, row["reason"], decay)])
     return done.state
 
 

@@ -36,6 +36,7 @@ class Change(NamedTuple):
     applied: bank.Applied
     inherit_usage: bool = False
     reason: str = ""
+    decay: float = 1.0
 
 
 class Observation(NamedTuple):
@@ -63,7 +64,7 @@ def log_change(db: sqlite3.Connection, c: Change) -> None:
     what = (c.op.kind.value, c.namespace, c.op.text, json.dumps(c.op.targets), c.op_index, int(c.inherit_usage), c.reason)
     who = (a.generation_id, a.version, a.step, json.dumps(a.episode_ids))
     outcome = None if a.outcome is None else int(a.outcome)
-    append(db, (c.base_revision, state.revision, *what, *who, "[]", json.dumps(problems), outcome, 1.0))
+    append(db, (c.base_revision, state.revision, *what, *who, "[]", json.dumps(problems), outcome, float(c.decay)))
     for gone in retired:
         db.execute("UPDATE entries SET retired_revision=? WHERE id=?", (state.revision, gone))
         db.execute("DELETE FROM usage WHERE id=?", (gone,))
@@ -204,9 +205,9 @@ def replay_row(state: BankState, row: sqlite3.Row) -> BankState:
     op = BankOp(OpKind(row["kind"]), row["text"], tuple(json.loads(row["targets"])))
     outcome = None if row["outcome"] is None else bool(row["outcome"])
     author = Author(row["generation_id"], row["author_version"], row["step"], tuple(json.loads(row["episode_ids"])), outcome)
-    return bank.apply(
-        state, op, namespace=row["namespace"], author=author, op_index=row["op_index"], inherit_usage=bool(row["inherit_usage"])
-    ).state
+    inherit, decay = bool(row["inherit_usage"]), row["decay"]
+    done = bank.apply(state, op, namespace=row["namespace"], author=author, op_index=row["op_index"], inherit_usage=inherit, decay=decay)
+    return done.state
 
 
 def replay(db: sqlite3.Connection, revision: int) -> BankState:

@@ -61,11 +61,19 @@ class Lesson(NamedTuple):
 
 class Writer:
     """Mutable: owns ``state`` and ``index``. Call its methods from one thread at a time. ``purpose`` is the reason that is logged for
-    changes that give none."""
+    changes that give none, ``decay`` what a step leaves of recent counts."""
 
     def __init__(
-        self, store: Store, embedder: Embedder, make_index: Callable[[], Index], policy: WritePolicy, *, purpose: str = ""
+        self,
+        store: Store,
+        embedder: Embedder,
+        make_index: Callable[[], Index],
+        policy: WritePolicy,
+        *,
+        purpose: str = "",
+        decay: Callable[[], float] = lambda: 1.0,
     ) -> None:
+        self._decay = decay
         self._purpose = purpose
         self._store = store
         self._embedder = embedder
@@ -133,7 +141,7 @@ class Writer:
         embedded = {text: self._prepared.pop(text) for text in texts if text in self._prepared}
         if missing := [text for text in texts if text not in embedded]:
             embedded |= zip(missing, self._embedder.embed(missing), strict=True)
-        batch = _Batch(self.state, namespace, author, self.index, self._policy)
+        batch = _Batch(self.state, namespace, author, self.index, self._policy, self._decay())
         for op_index, op in enumerate(ops):
             vector = embedded.get(op.text)
             if vector is not None and not has_direction(vector):
@@ -259,7 +267,8 @@ class Writer:
 class _Batch:
     """The changes of one transaction while they are being worked out."""
 
-    def __init__(self, state: BankState, namespace: str, author: Author, index: Index, policy: WritePolicy) -> None:
+    def __init__(self, state: BankState, namespace: str, author: Author, index: Index, policy: WritePolicy, decay: float = 1.0) -> None:
+        self._decay = decay
         self.state = state
         self._namespace = namespace
         self._author = author
@@ -301,8 +310,11 @@ class _Batch:
     def _log(self, op: BankOp, op_index: int, reason: str, vector: Float[np.ndarray, " d"] | None) -> None:
         inherit = reason == "dedup"
         base = self.state.revision
-        applied = bank.apply(self.state, op, namespace=self._namespace, author=self._author, op_index=op_index, inherit_usage=inherit)
-        self.changes.append(Change(base, op, self._namespace, self._author, op_index, applied, inherit, reason))
+        decay = self._decay if inherit else 1.0
+        applied = bank.apply(
+            self.state, op, namespace=self._namespace, author=self._author, op_index=op_index, inherit_usage=inherit, decay=decay
+        )
+        self.changes.append(Change(base, op, self._namespace, self._author, op_index, applied, inherit, reason, decay))
         self.state = applied.state
         self.retired.extend(applied.retired)
         self.problems.extend(applied.problems)

@@ -101,6 +101,15 @@ def test_usage_is_counted_for_live_entries_and_starts_anew_unless_inherited():
     assert dict(heir.state.usage) == {heir.written.id: Usage(2, 1, 9, 2.0, 1.0)}
 
 
+def test_inherited_recent_counts_fade_to_the_newest_step():
+    state = filled("a", "b")
+    a, b = state.space("room")
+    state = bank.observe(state, [Guided(a, True)] * 4, step=10, decay=0.5)
+    state = bank.observe(state, [Guided(b, False)], step=12, decay=0.5)
+    heir = run(state, OpKind.UPDATE, "new", [a, b], inherit_usage=True, decay=0.5)
+    assert heir.state.usage[heir.written.id] == Usage(5, 4, 12, 2.0, 1.0), "by hand: 4 / 2 ** 2 + 1 and 4 / 2 ** 2"
+
+
 def test_eviction_order():
     state = filled("a", "b", "c", "d")
     a, b, c, d = state.space("room")

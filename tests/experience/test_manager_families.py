@@ -5,15 +5,16 @@ import asyncio
 from experience_toys import episode
 from manager_toys import add, build, merging, observation, run, teach, texts
 
-from crl_jax.experience.bank import BankState, Guided, Tally, observe
+from crl_jax.experience.bank import Author, BankState, Guided, Tally, observe
 from crl_jax.experience.eviction import Eviction
 from crl_jax.experience.index import ExactIndex
 from crl_jax.experience.merging import MergePolicy, redundancy
 from crl_jax.experience.reader import SHARED, Routing
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.transfer import harmful, lifts
+from crl_jax.experience.verify import verify
 from crl_jax.experience.writer import WritePolicy
-from crl_jax.records import Usage
+from crl_jax.records import BankOp, OpKind, Usage
 
 PLAIN = Diversity(recent_steps=0, lambda_count=0.0)
 
@@ -187,5 +188,22 @@ def test_eviction_by_utility_through_the_manager():
             await manager.observe([episode("x", shown=[bad], success=False)])
             await teach(manager, "c")
             assert texts(manager) == ["b", "c"]
+
+    run(story())
+
+
+def test_a_lesson_in_new_words_inherits_faded_counts_and_the_log_replays_them():
+    async def story():
+        same = WritePolicy(dedup_cosine=0.9)
+        async with build(write=same, decay=(0.5, 0.5, 1)) as manager:
+            await teach(manager, "one two three four five", "go far away north")
+            for step, entry in zip((1, 4), manager.state.space("room"), strict=True):
+                manager.on_step(step)
+                await manager.observe([episode(shown=[entry])])
+            replaced = [BankOp(OpKind.UPDATE, "both", tuple(manager.state.space("room")))]
+            await manager._thread.run(manager._writer.write, replaced, namespace="room", author=Author("", 0, 4), reason="dedup")
+            (usage,) = manager.state.usage.values()
+            assert (usage.shown, usage.last_shown_step, usage.recent_shown) == (2, 4, 1.125)
+            assert verify(manager._store).faults == ()
 
     run(story())
