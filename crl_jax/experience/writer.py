@@ -104,8 +104,8 @@ class Writer:
         stored, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim)
         vectors = {i: vector for i, vector in stored.items() if has_direction(vector)}
         missing = [entry for space in state.spaces.values() for entry in space.values() if entry.id not in vectors]
-        if missing:
-            made = zip([e.id for e in missing], self._embedder.embed([e.text for e in missing]), strict=True)
+        for part in (missing[n : n + _EMBED_AT_ONCE] for n in range(0, len(missing), _EMBED_AT_ONCE)):  # a start in vain leaves less to do
+            made = zip([e.id for e in part], self._embedder.embed([e.text for e in part]), strict=True)
             repaired = {i: vector for i, vector in made if has_direction(vector)}
             self._store.put_vectors(repaired, fingerprint=self._embedder.fingerprint)
             vectors |= repaired

@@ -11,6 +11,7 @@ import pytest
 from experience_toys import HashEmbedder, episode
 from manager_toys import build, echo, merging, run, teach, texts, update
 
+from crl_jax.experience import writer
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.calls import ExtractorPromptTooLong
 from crl_jax.experience.merging import MergePolicy
@@ -46,6 +47,30 @@ def test_a_resumed_run_continues_at_its_checkpoint(tmp_path):
             assert manager._store.generation_count() == 3, "generations of the abandoned future stay in the log"
 
     run(after(*run(before())))
+
+
+def test_a_start_that_is_too_slow_for_another_embedder_leaves_less_to_the_next(tmp_path, monkeypatch):
+    path = tmp_path / "bank.sqlite"
+    monkeypatch.setattr(writer, "_EMBED_AT_ONCE", 2)
+
+    class Other(HashEmbedder):
+        fingerprint = "hash-other"
+
+        def embed(self, texts):
+            if len(self.calls) == 1:
+                raise TimeoutError("too slow")
+            return super().embed(texts)
+
+    async def story(embedder):
+        async with build(store=Store.open(path), embedder=embedder) as manager:
+            if not manager.state:
+                await teach(manager, "one", "two", "three", "four")
+            return manager._writer.vectors_repaired
+
+    run(story(HashEmbedder()))
+    with pytest.raises(TimeoutError, match="too slow"):
+        run(story(Other()))
+    assert run(story(Other())) == 2
 
 
 def test_entries_of_another_embedder_are_embedded_again(tmp_path):
