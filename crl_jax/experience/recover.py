@@ -35,6 +35,9 @@ class Recovery(NamedTuple):
 
 def open_or_recover(path: pathlib.Path) -> tuple[Store, Recovery | None]:
     """The store at ``path``; if it is damaged, its last good state in a file of the same name. Raises StoreDamaged if there is none."""
+    if not path.exists() and _salvaged(path).is_file():
+        done = recover(path)
+        return Store.open(path), done
     try:
         store = Store.open(path)
     except StoreDamaged:
@@ -76,10 +79,13 @@ def forget_snapshots(store: Store, *, after: int) -> None:
 
 
 def recover(path: pathlib.Path) -> Recovery:
-    """Put the last good state in place of a damaged file, which is kept as ``NAME.damaged-1`` (2, ...)."""
+    """Put the last good state in place of a damaged file, which is kept as ``NAME.damaged-1`` (2, ...). What a killed process had begun of
+    that is ended: without it the next one would find no file, and start empty."""
+    made, number = _salvaged(path), next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.damaged-{n}").exists())
+    if not path.is_file() and made.is_file():
+        return _take_place(path, made, "log", number - 1)
     if not path.is_file():
         raise StoreError(f"{path} does not exist: give the folder of a run with a bank")
-    made = path.with_name(path.name + ".salvaged")
     for old in (made, *_beside(made)):
         old.unlink(missing_ok=True)
     revision, source = _salvage(path, made), "log"
@@ -102,14 +108,23 @@ def recover(path: pathlib.Path) -> Recovery:
         raise StoreDamaged(
             f"{path} is damaged and neither its log nor a snapshot can be read: restore a backup, or move it away to start empty"
         )
-    number = next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.damaged-{n}").exists())
+    path.replace(path.with_name(f"{path.name}.damaged-{number}"))  # first: from here on the file that was made is the bank
+    return _take_place(path, made, source, number)
+
+
+def _salvaged(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(path.name + ".salvaged")
+
+
+def _take_place(path: pathlib.Path, made: pathlib.Path, source: str, number: int) -> Recovery:
+    """The last steps, once the damaged file is aside as number ``number``: what SQLite had beside it follows, ``made`` takes its place."""
     aside = path.with_name(f"{path.name}.damaged-{number}")
     for part, old in zip(_beside(path), _beside(aside), strict=True):
         if part.exists():
             part.replace(old)
-    path.replace(aside)
     made.replace(path)
-    return Recovery(revision, source, aside)
+    with contextlib.closing(Store.open(path, read_only=True)) as store:
+        return Recovery(store.revision, source, aside)
 
 
 def _beside(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:

@@ -1,5 +1,6 @@
 """A file that is not what was written is noticed, and its last good state comes back."""
 
+import pathlib
 import shutil
 import sqlite3
 
@@ -117,6 +118,30 @@ def test_a_changed_log_row_ends_what_is_proven(copy):
     assert store.generation("g00000009").id == "g00000009", "generations beyond the proven log are kept for their credit"
     assert store.load_buffer() is not None
     assert len(store.guided("")) == len([g for g in past[8].transfer if g[1] == ""]) * past[8].transfer["room", ""].episodes
+    store.close()
+
+
+@pytest.mark.parametrize("moves", range(4))
+def test_a_recovery_that_was_killed_between_its_moves_is_ended_by_the_next(copy, monkeypatch, moves):
+    path, past = copy
+    tamper(path, "UPDATE ops SET text='planted' WHERE seq=9")
+    tamper(path, "UPDATE entries SET text='planted' WHERE id=(SELECT max(id) FROM entries)")
+    replace, left = pathlib.Path.replace, [moves]
+
+    def killed(self, target):
+        left[0] -= 1  # the file, and what SQLite had left beside it, go; then the new one comes
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(pathlib.Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        recover(path)
+    monkeypatch.undo()
+    store, recovery = open_or_recover(path)
+    assert (store.load(), recovery.revision, recovery.damaged.name) == (past[8], 8, "bank.sqlite.damaged-1")
+    assert recovery.damaged.is_file()
+    assert not path.with_name(path.name + ".salvaged").exists()
     store.close()
 
 
