@@ -28,7 +28,8 @@ from crl_jax.config.schema import Config
 from crl_jax.experience.buffer import Sample, TrainingBuffer
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
-from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.manager import ExperienceManager
+from crl_jax.experience.manager_options import CLOSE_S, LOAD_S, ManagerOptions
 from crl_jax.experience.protocols import Completer, Words
 from crl_jax.experience.reader import Routing
 from crl_jax.experience.reward import RewardRule
@@ -207,8 +208,8 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
                 store = copy_of(folder / BANK_FILE) if read_only else own_bank(folder / BANK_FILE, stack)
                 stack.callback(store.close)
                 own = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
-                shell.call(own.start(), 120.0, "opening the experience bank")
-                stack.callback(lambda: shell.call(own.aclose(), 60.0, "closing the experience bank"))
+                shell.call(own.start(), LOAD_S + 60, "opening the experience bank")
+                stack.callback(lambda: shell.call(own.aclose(), CLOSE_S + 60, "closing the experience bank"))
                 manager = LocalBank(own)
         pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
         shell.call(pool.__aenter__(), 120.0, "starting the environment workers")

@@ -115,7 +115,7 @@ class LocalBank:
 
     async def newest(self, limit: int) -> list[Experience]:
         """The newest entries, newest first."""
-        found = [entry for space in self.manager.state.spaces.values() for entry in list(space.values())[-limit:]]
+        found = [entry for space in self.manager.state.spaces.values() for entry in space.newest(limit)]
         return sorted(found, key=lambda entry: entry.id, reverse=True)[:limit]
 
     async def usage(self, experience_id: str) -> Usage:

@@ -79,7 +79,7 @@ class BankService:
             raise Refused("RESOURCE_EXHAUSTED", f"a page of {r.limit} entries, {limits.page} at most: ask for several pages")
         limit = r.limit or limits.page
         if r.newest_first:
-            newest = [e for n, space in state.spaces.items() if r.namespace in ("", n) for e in list(space.values())[-limit:]]
+            newest = [e for n, space in state.spaces.items() if r.namespace in ("", n) for e in space.newest(limit)]
             newest.sort(key=lambda e: e.id, reverse=True)
             return pb.ListReply(entries=map(self._entry, newest[:limit]), revision=state.revision)
         reply, room = pb.ListReply(revision=state.revision), limits.message_bytes // 2

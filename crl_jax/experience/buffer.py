@@ -13,7 +13,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from crl_jax.records import Episode, Experience, Generation, Status
@@ -154,11 +154,15 @@ class TrainingBuffer:
             trained = [[i, count, step] for i, (count, step) in self._trained.items()]
         return json.dumps({"waiting": waiting, "trained": trained, "counts": dict(self.counts)})
 
-    def restore(self, text: str) -> None:
-        """Replace the state by one of `to_json`; what a smaller capacity cannot hold leaves, oldest first, and is counted."""
+    def restore(self, text: str, known: Collection[str] | None = None) -> None:
+        """Replace the state by one of `to_json`. Generations that are not ``known`` (a repair could not read them) leave, and so does,
+        oldest first, what a smaller capacity cannot hold; both are counted."""
         data = json.loads(text)
         with self._lock:
-            self._waiting = {i: _Evidence(total, count, since) for i, total, count, since in data["waiting"]}
-            self._trained = {i: (count, step) for i, count, step in data["trained"]}
             self.counts = Counter(data["counts"])
+            waiting = {i: _Evidence(total, count, since) for i, total, count, since in data["waiting"]}
+            self._waiting = {i: evidence for i, evidence in waiting.items() if known is None or i in known}
+            if missing := len(waiting) - len(self._waiting):
+                self.counts["dropped_missing"] += missing
+            self._trained = {i: (count, step) for i, count, step in data["trained"]}
             self._make_room(self._capacity)

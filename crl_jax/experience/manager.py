@@ -24,55 +24,20 @@ from crl_jax.experience.calls import ExtractorCalls
 from crl_jax.experience.editor import Answer, Distilled, Editor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
-from crl_jax.experience.merging import MergePolicy, Merging
+from crl_jax.experience.manager_options import CLOSE_S, LOAD_S, ManagerOptions
+from crl_jax.experience.merging import Merging
 from crl_jax.experience.pipeline import OrderedPipeline
 from crl_jax.experience.protocols import Completer, Decode, Embedder, Render
-from crl_jax.experience.reader import Reader, Routing, Shown
+from crl_jax.experience.reader import Reader, Shown
 from crl_jax.experience.recover import snapshot
-from crl_jax.experience.retrieve import Diversity
-from crl_jax.experience.reward import RewardRule, credits_of
-from crl_jax.experience.search import BATCH_LIMIT, SearchService
+from crl_jax.experience.reward import credits_of
+from crl_jax.experience.search import SearchService
 from crl_jax.experience.store import Store
+from crl_jax.experience.store_rows import generation_ids
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.transfer import lifts
-from crl_jax.experience.writer import WritePolicy, Writer
-from crl_jax.records import Episode, SamplingParams, Status
-
-
-@dataclasses.dataclass(frozen=True)
-class ManagerOptions:
-    """Settings of the service. Times are seconds, sizes are items.
-
-    ``decay`` is (first, last, steps): what a step leaves of an entry's recent counts, from first to last by a cosine over so many training
-    steps; None lets nothing fade. ``snapshots`` of the store file are kept, one made with each checkpoint.
-    """
-
-    sampling: SamplingParams
-    diversity: Diversity = dataclasses.field(default_factory=Diversity)
-    write: WritePolicy = dataclasses.field(default_factory=WritePolicy)
-    max_ops: int = 3
-    max_chars: int = 2000
-    votes: bool = False  # whether the extractor may vote on the entries it was shown
-    reward: RewardRule = dataclasses.field(default_factory=RewardRule)
-    max_prompt_tokens: int = 57_344
-    queue_size: int = 1024
-    distil_concurrency: int = 4
-    merge: MergePolicy = dataclasses.field(default_factory=MergePolicy)
-    routing: Routing = Routing.TASK
-    decay: tuple[float, float, int] | None = None
-    snapshots: int = 0
-    query_batch: int = 16
-    query_batch_limit: int = BATCH_LIMIT  # while every worker is busy
-    query_wait_s: float = 0.001
-    query_max_open: int = 8192
-    search_workers: int = 0  # 0 = one for each core
-    cache_size: int = 1000
-    submit_timeout_s: float = 60.0
-    sample_timeout_s: float = 600.0
-    io_timeout_s: float = 60.0
-    seed: int = 0
-    in_turn: bool = False  # nothing that is written depends on timing: merges, then distillations in turn (synchronous runs)
-    purpose: str = ""  # logged as the reason of what this manager's extractor writes
+from crl_jax.experience.writer import Writer
+from crl_jax.records import Episode, Status
 
 
 class ExperienceManager:
@@ -169,10 +134,10 @@ class ExperienceManager:
         together = None if o.in_turn else editor.prepare  # which texts are ready together is a matter of timing, and vectors show it
         size = {"queue_size": o.queue_size, "concurrency": o.distil_concurrency}
         self._pipeline = OrderedPipeline(editor.distil, editor.settle, prepare=together, in_turn=o.in_turn, **size)
-        await self._thread.run(self._writer.load)
+        await self._thread.run_within(LOAD_S, self._writer.load)
         saved = await self._thread.run(self._store.load_buffer)
         if saved is not None:
-            self.buffer.restore(saved)
+            self.buffer.restore(saved, self._store.read(generation_ids))
         self._pipeline.start(self._spawn)
 
     async def __aenter__(self) -> ExperienceManager:
@@ -215,7 +180,7 @@ class ExperienceManager:
         try:
             await self._search.aclose()
             await self._thread.run(self._store.save_buffer, self.buffer.to_json())
-            await self._thread.run(self._writer.index.close)
+            await self._thread.run_within(CLOSE_S, self._writer.index.close)
         finally:
             self._thread.close()
             if self.failed.done():
@@ -319,14 +284,14 @@ class ExperienceManager:
         self._check()
         revision = int(saved["revision"])
         if rewind:
-            await self._thread.run(self._writer.rewind, revision, **kept)
+            await self._thread.run_within(LOAD_S, self._writer.rewind, revision, **kept)
         elif self.state.revision < revision:
             raise ValueError(
                 f"the checkpoint belongs to revision {revision} of the bank, but this bank only reached {self.state.revision}: put the "
                 "run's own bank file back, or delete the checkpoints that are newer than it"
             )
         self.step = int(saved["step"])
-        self.buffer.restore(str(saved["buffer"]))
+        self.buffer.restore(str(saved["buffer"]), self._store.read(generation_ids))
         self._reader.clear()
 
     async def restart(self, *, rewind: bool = True) -> None:
@@ -393,6 +358,8 @@ class ExperienceManager:
 
     def _check(self) -> None:
         """Raise what ended a task of this manager, or RuntimeError when it is closed: what it took then would be lost."""
+        if self._writer.broken is not None and not self.failed.done():
+            self.failed.set_exception(self._writer.broken)
         if self.failed.done() and (error := self.failed.exception()) is not None:
             raise error
         if self._closed:

@@ -7,6 +7,7 @@ what an operation is.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 
 import immutables
@@ -37,6 +38,10 @@ class Space(Mapping[str, Experience]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._entries))
+
+    def newest(self, n: int) -> list[Experience]:
+        """The ``n`` entries written last, newest first, without sorting the others."""
+        return [self._entries[i] for i in heapq.nlargest(n, self._entries)]
 
     def replaced(self, gone: Iterable[str], written: Experience | None) -> Space:
         """This space without the ids ``gone`` (KeyError if one is not there) and with ``written``."""

@@ -174,6 +174,11 @@ def generation(row: Sequence[Any]) -> Generation | None:
     return Generation(row[0], GenerationKind(row[1]), prompt, response, logps, versions, row[2], row[3])
 
 
+def generation_ids(db: sqlite3.Connection) -> set[str]:
+    """Ids of all stored generations."""
+    return {i for (i,) in db.execute("SELECT id FROM generations")}
+
+
 def vector(experience_id: str, blob: bytes, crc: int, stored_dim: int, dim: int) -> Float[np.ndarray, " d"] | None:
     """An embedding, None if its bytes are damaged or it has another length."""
     whole = stored_dim == dim and len(blob) == 4 * dim and zlib.crc32(experience_id.encode() + blob) == crc

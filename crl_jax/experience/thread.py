@@ -87,14 +87,18 @@ class WriterThread:
 
     async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of ``call(*args, **kwargs)``, or its exception. Raises TimeoutError after ``timeout_s``; the call itself goes on."""
+        return await self.run_within(self._timeout_s, call, *args, **kwargs)
+
+    async def run_within(self, timeout_s: float, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`run` with a deadline of its own, for what may take long (loading a large bank, the end of an index build)."""
         future = asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(call, *args, **kwargs))
         try:
-            return await asyncio.wait_for(future, self._timeout_s)
+            return await asyncio.wait_for(future, timeout_s)
         except TimeoutError as error:
             if future.done() and not future.cancelled():  # the call's own
                 raise
             name = getattr(call, "__name__", "a call")
-            late = f"{name} on the bank's thread took longer than {self._timeout_s:g} s: is the disk full or the embedder stuck?"
+            late = f"{name} on the bank's thread took longer than {timeout_s:g} s: is the disk full or the embedder stuck?"
             raise TimeoutError(late) from error
 
     def close(self) -> None:

@@ -82,6 +82,7 @@ class Writer:
         self.state = BankState()
         self.index = make_index()
         self._prepared: dict[str, Float[np.ndarray, " d"]] = {}  # text -> embedding, of texts about to be written
+        self.broken: BaseException | None = None  # what kept the index from following the state: nothing more should be written
         self.vectors_repaired = 0
         self.unsearchable: set[str] = set()  # live entries whose text this embedder gives no direction; kept, but never found
 
@@ -197,11 +198,15 @@ class Writer:
         for entry in batch.written:
             if entry.id not in batch.retired:
                 fresh.setdefault(entry.namespace, []).append(entry.id)
-        for namespace, ids in fresh.items():  # before the removal: knowledge is replaced, never missing in between
-            self.index.add(ids, np.stack([batch.vectors[i] for i in ids]), namespace=namespace)
-        self.state = batch.state
-        if stale:
-            self.index.remove(stale)
+        try:
+            for namespace, ids in fresh.items():  # before the removal: knowledge is replaced, never missing in between
+                self.index.add(ids, np.stack([batch.vectors[i] for i in ids]), namespace=namespace)
+            self.state = batch.state
+            if stale:
+                self.index.remove(stale)
+        except BaseException as error:  # what is committed is the state, whatever became of its index
+            self.state, self.broken = batch.state, error
+            raise
         self.unsearchable.difference_update(batch.retired)
         return done
 

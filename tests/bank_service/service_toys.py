@@ -26,7 +26,7 @@ from crl_jax.bank_service.server import BankServer  # noqa: E402
 from crl_jax.bank_service.service import BankService  # noqa: E402
 from crl_jax.experience.buffer import TrainingBuffer  # noqa: E402
 from crl_jax.experience.index import ExactIndex  # noqa: E402
-from crl_jax.experience.manager import ManagerOptions  # noqa: E402
+from crl_jax.experience.manager_options import ManagerOptions  # noqa: E402
 from crl_jax.experience.merging import MergePolicy  # noqa: E402
 from crl_jax.experience.retrieve import Diversity  # noqa: E402
 from crl_jax.experience.store import Store  # noqa: E402

@@ -37,7 +37,8 @@ from crl_jax.config.load import load
 from crl_jax.config.schema import Config
 from crl_jax.experience.bank import Author
 from crl_jax.experience.buffer import TrainingBuffer
-from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.manager import ExperienceManager
+from crl_jax.experience.manager_options import ManagerOptions
 from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.scann_index import ScannIndex

@@ -38,7 +38,8 @@ import numpy as np
 from crl_jax.experience import bank_json
 from crl_jax.experience.bank import BankState
 from crl_jax.experience.buffer import TrainingBuffer
-from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.manager import ExperienceManager
+from crl_jax.experience.manager_options import ManagerOptions
 from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.store import Store

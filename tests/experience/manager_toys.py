@@ -7,7 +7,8 @@ from experience_toys import HashEmbedder, ScriptedSampler, decode, episode, rend
 
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.index import ExactIndex
-from crl_jax.experience.manager import ExperienceManager, ManagerOptions
+from crl_jax.experience.manager import ExperienceManager
+from crl_jax.experience.manager_options import ManagerOptions
 from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.store import Store

@@ -164,3 +164,9 @@ def test_votes_retire_what_falls_below_zero():
     assert nothing.state is state
     assert [p.code for p in nothing.problems] == ["unknown_target", "vote_without_target"]
     assert run(state, OpKind.UPVOTE, targets=[a], namespace="other").state is state, "X10: votes are scoped too"
+
+
+def test_the_newest_entries_of_a_space():
+    state = filled("a", "b", "c")
+    assert [entry.text for entry in state.space("room").newest(2)] == ["c", "b"]
+    assert [entry.text for entry in state.space("room").newest(9)] == ["c", "b", "a"]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from experience_toys import decode, episode
 from manager_toys import add, build, echo, merging, run, teach, texts, update
 
@@ -126,5 +127,36 @@ def test_merges_run_every_few_steps_in_the_background():
             manager.on_step(5)
             assert await manager.drain(5) == 0
             assert (texts(manager), texts(manager, "hall")) == (["a b"], ["c d"])
+
+    run(story())
+
+
+def test_a_failed_index_leaves_the_committed_state_and_ends_the_manager():
+    async def story():
+        async with build() as manager:
+            await teach(manager, "red door")
+            index = manager._writer.index
+
+            def add(*args, **kwargs):
+                raise RuntimeError("the build failed")
+
+            index.add = add
+            await manager.submit(episode("e2", observation="blue lava"))
+            with pytest.raises(RuntimeError, match="the build failed"):
+                await asyncio.wait_for(manager.failed, 10)
+            assert texts(manager) == ["red door", "blue lava"], "what is committed is the state"
+            with pytest.raises(RuntimeError, match="the build failed"):
+                await manager.retrieve("room", "red")
+
+    run(story())
+
+
+def test_a_write_of_no_task_ends_the_manager_too():
+    async def story():
+        async with build() as manager:
+            manager._writer.broken = RuntimeError("the build failed")
+            with pytest.raises(RuntimeError, match="the build failed"):
+                await manager.retrieve("room", "red")
+            assert manager.failed.done()
 
     run(story())

@@ -101,3 +101,14 @@ def test_a_generation_that_cannot_be_read_takes_no_evidence_with_it():
     with pytest.raises(KeyError):
         buffer.pop_batch(damaged)
     assert [s.generation.id for s in buffer.pop_batch(generation)] == ["a", "b"]
+
+
+def test_what_a_repair_could_not_read_leaves_the_buffer_and_is_counted():
+    buffer = TrainingBuffer(batch_size=1, capacity=8)
+    for name in ("g1", "g2"):
+        buffer.credit(name, success=True, step=1)
+    saved = buffer.to_json()
+    buffer.restore(saved, {"g2", "g3"})
+    assert (len(buffer), buffer.counts["dropped_missing"]) == (1, 1)
+    buffer.restore(saved)
+    assert buffer.to_json() == saved

@@ -1,0 +1,54 @@
+"""The settings of an experience manager.
+
+Owns: ``ManagerOptions`` and the two deadlines that no setting changes. Does not: read a configuration (``bank_settings``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from crl_jax.experience.merging import MergePolicy
+from crl_jax.experience.reader import Routing
+from crl_jax.experience.retrieve import Diversity
+from crl_jax.experience.reward import RewardRule
+from crl_jax.experience.search import BATCH_LIMIT
+from crl_jax.experience.writer import WritePolicy
+from crl_jax.records import SamplingParams
+
+LOAD_S, CLOSE_S = 600.0, 180.0  # deadlines: loading (and indexing, perhaps embedding) a bank; the end of an index build at closing
+
+
+@dataclasses.dataclass(frozen=True)
+class ManagerOptions:
+    """Settings of the service. Times are seconds, sizes are items.
+
+    ``decay`` is (first, last, steps): what a step leaves of an entry's recent counts, from first to last by a cosine over so many training
+    steps; None lets nothing fade. ``snapshots`` of the store file are kept, one made with each checkpoint.
+    """
+
+    sampling: SamplingParams
+    diversity: Diversity = dataclasses.field(default_factory=Diversity)
+    write: WritePolicy = dataclasses.field(default_factory=WritePolicy)
+    max_ops: int = 3
+    max_chars: int = 2000
+    votes: bool = False  # whether the extractor may vote on the entries it was shown
+    reward: RewardRule = dataclasses.field(default_factory=RewardRule)
+    max_prompt_tokens: int = 57_344
+    queue_size: int = 1024
+    distil_concurrency: int = 4
+    merge: MergePolicy = dataclasses.field(default_factory=MergePolicy)
+    routing: Routing = Routing.TASK
+    decay: tuple[float, float, int] | None = None
+    snapshots: int = 0
+    query_batch: int = 16
+    query_batch_limit: int = BATCH_LIMIT  # while every worker is busy
+    query_wait_s: float = 0.001
+    query_max_open: int = 8192
+    search_workers: int = 0  # 0 = one for each core
+    cache_size: int = 1000
+    submit_timeout_s: float = 60.0
+    sample_timeout_s: float = 600.0
+    io_timeout_s: float = 60.0
+    seed: int = 0
+    in_turn: bool = False  # nothing that is written depends on timing: merges, then distillations in turn (synchronous runs)
+    purpose: str = ""  # logged as the reason of what this manager's extractor writes
