@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import math
 import typing
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from google.protobuf import json_format
 
 from crl_jax.bank_service import bank_pb2 as pb
 from crl_jax.bank_service.limits import Refused, named
-from crl_jax.experience.buffer import Sample
+from crl_jax.experience.buffer import Sample, check_saved
 from crl_jax.experience.reader import Shown
 from crl_jax.records import (
     BankOp,
@@ -119,6 +120,19 @@ def episode_to_text(e: Episode) -> str:
 def episode_from_text(text: str) -> Episode:
     """Of `episode_to_text`. Raises json_format.ParseError for anything else."""
     return episode_from_proto(json_format.Parse(text, pb.Episode(), ignore_unknown_fields=True))
+
+
+def checkpoint_from_text(text: str) -> dict[str, Any]:
+    """What Checkpoint answered. Raises Refused for anything else: a restore that fails halfway would leave the bank where nobody was."""
+    try:
+        saved: Any = json.loads(text)
+        check_saved(saved["buffer"])
+        whole = all(type(saved[name]) is int and 0 <= saved[name] < 2**62 for name in ("revision", "step"))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        whole, saved = False, {}
+    if not whole:
+        raise Refused("INVALID_ARGUMENT", "`saved` is not what Checkpoint answered: send that text as it was")
+    return saved
 
 
 def shown_to_proto(found: list[Shown]) -> pb.ShownList:

@@ -162,13 +162,7 @@ class BankService:
 
     async def Restore(self, r: pb.RestoreRequest) -> pb.RestoreReply:
         """Resume at a checkpoint."""
-        try:
-            saved = json.loads(r.saved) if r.saved else None
-            whole = saved is None or {"revision", "step", "buffer"} <= set(saved)
-        except (ValueError, TypeError):
-            whole, saved = False, None
-        if not whole:
-            raise Refused("INVALID_ARGUMENT", "`saved` is not what Checkpoint answered: send that text as it was")
+        saved = codec.checkpoint_from_text(r.saved) if r.saved else None
         key = key_of("Restore", r.request_id)
         try:
             await self._manager.restore_once(key, saved, rewind=r.rewind, timeout_s=self._limits.call_timeout_s / 2)
@@ -209,7 +203,7 @@ class BankService:
     def _from(self, namespace: str, after: str) -> Iterator[Experience]:
         try:
             last_namespace, last_id = json.loads(after) if after else ("", "")
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise Refused("INVALID_ARGUMENT", "`after` is no page's `next`: send it as it was, or nothing for the first page") from None
         state = self._manager.state
         for name in sorted(state.spaces):

@@ -102,6 +102,7 @@ class Book:
         return found
 
     @functools.cached_property
+    @rows.decoding("a row of the log")
     def step(self) -> int:
         """The newest training step in the log."""
         return int(self._rows("SELECT coalesce(max(step), 0) FROM ops WHERE abandoned=0 AND revision<=?", self.revision)[0][0])
@@ -113,6 +114,7 @@ class Book:
         return {row[0]: _operation(row) for row in self._rows(query, self.revision, rows.OBSERVED)}
 
     @functools.cached_property
+    @rows.decoding("a row of the log")
     def applied(self) -> dict[int, int]:
         """The training step in which each revision came about: of a merge that took long that in which it was written, not begun."""
         query = "SELECT revision, step FROM ops WHERE abandoned=0 AND base_revision<revision AND revision<=? ORDER BY seq"
@@ -188,6 +190,7 @@ def read_entries(store: Store) -> dict[str, Kept]:
     return {row[0]: Kept(rows.experience(row[:-2]), *row[-2:]) for row in found}
 
 
+@rows.decoding("an entry's revisions")
 def _until(revision: int, entries: Mapping[str, Kept]) -> dict[str, Kept]:
     """The entries as they were at a revision: later ones are not there, and what left later is live."""
     return {
@@ -197,6 +200,7 @@ def _until(revision: int, entries: Mapping[str, Kept]) -> dict[str, Kept]:
     }
 
 
+@rows.decoding("a row of the log")
 def _operation(row: tuple[Any, ...]) -> Operation:
     revision, kind, reason, namespace, targets, generation, step, problems = row
     faults = tuple((str(code), str(detail)) for code, detail in json.loads(problems))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from crl_jax.bank_tools.place import BankInputError, Place, writing
+from crl_jax.experience import store_rows as rows
 from crl_jax.experience.store import Store
 
 if TYPE_CHECKING:
@@ -67,6 +68,6 @@ def opened(place: Place, config: Config, *, purpose: str) -> Iterator[Offline]:
         manager = build.manager_of(config, store, prompts, sampler, role.codec, purpose=purpose)
         shell.call(manager.start(), 120.0, "opening the experience bank")
         stack.callback(lambda: shell.call(manager.aclose(), 60.0, "closing the experience bank"))
-        manager.step = int(store.read(lambda db: db.execute("SELECT coalesce(max(step), 0) FROM ops WHERE abandoned=0").fetchone()[0]))
+        manager.step = store.read(rows.newest_step)
         name = f"weights version {role.version}" if trained else "the recipe's first weights"
         yield Offline(manager, shell, config.run.collect_timeout_s, name)

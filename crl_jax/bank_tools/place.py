@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sqlite3
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,15 +50,19 @@ class Place(NamedTuple):
 
 def find(given: pathlib.Path) -> Place:
     """The bank of a run's folder, or the store file itself. Raises NotFound."""
-    path = given / BANK_FILE if given.is_dir() else given
-    if not path.is_file():
+    with _looking(given):
+        path = given / BANK_FILE if given.is_dir() else given
+        there = path.is_file()
+    if not there:
         raise NotFound(f"{path} does not exist: give the folder of a run with a bank, e.g. runs/quickstart, or a {BANK_FILE} file")
     return _place(path)
 
 
 def find_or_new(given: pathlib.Path) -> Place:
     """As `find`; where nothing is yet, the place of a new bank: FOLDER/bank.sqlite, or the file if its name ends with .sqlite."""
-    if given.is_file() or (given / BANK_FILE).is_file():
+    with _looking(given):
+        there = given.is_file() or (given / BANK_FILE).is_file()
+    if there:
         return find(given)
     return _place(given if given.suffix == ".sqlite" else given / BANK_FILE)
 
@@ -67,14 +72,36 @@ def _place(path: pathlib.Path) -> Place:
 
 
 @contextlib.contextmanager
+def _looking(given: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise BankInputError(f"{str(given)[:200]} cannot be looked at ({error.strerror}): give a folder you may read") from error
+
+
+@contextlib.contextmanager
+def _damage(path: pathlib.Path) -> Iterator[None]:
+    """Damage that shows only while the file is read is told like damage that shows when it is opened."""
+    from crl_jax.experience.store import StoreDamaged
+
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise StoreDamaged(
+            f"{path} is damaged ({error}): `crl bank verify` says more, `crl bank repair` brings its last good state"
+        ) from error
+
+
+@contextlib.contextmanager
 def reading(place: Place) -> Iterator[Store]:
     """The store, read only, as it is at this moment: what a run writes meanwhile is not seen. Raises StoreError, NotFound."""
     from crl_jax.experience.store import Store
 
     store = Store.open(place.path, read_only=True)
     try:
-        store.read(lambda db: db.execute("BEGIN"))
-        yield store
+        with _damage(place.path):
+            store.read(lambda db: db.execute("BEGIN"))
+            yield store
     finally:
         store.close()
 
@@ -100,7 +127,8 @@ def writing(place: Place) -> Iterator[Store]:
     with claimed(place):
         store = Store.open(place.path)
         try:
-            yield store
+            with _damage(place.path):
+                yield store
         finally:
             store.close()
 

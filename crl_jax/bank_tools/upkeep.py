@@ -7,7 +7,6 @@ writes the bank. Does not: check, mend or fold anything itself (``experience.ver
 from __future__ import annotations
 
 import json
-import sqlite3
 from typing import Any
 
 from crl_jax.bank_tools.place import BankInputError, Place, claimed, reading, writing
@@ -21,7 +20,7 @@ def verify(place: Place, *, as_json: bool) -> int:
     try:
         with reading(place) as store:
             verdict = check(store)
-    except (UserError, sqlite3.DatabaseError) as error:  # too damaged to be opened
+    except UserError as error:  # too damaged to be opened
         found: dict[str, Any] = {"whole": False, "faults": [str(error)]}
         print(json.dumps(found) if as_json else f"FAULT  {error}")
         return 1
@@ -40,15 +39,20 @@ def verify(place: Place, *, as_json: bool) -> int:
 
 def repair(place: Place) -> int:
     """Put the last good state in place of a damaged file; leave a whole one alone."""
-    from crl_jax.experience.recover import recover
+    from crl_jax.experience.recover import emptied, recover
+    from crl_jax.experience.store import StoreDamaged
     from crl_jax.experience.verify import verify as check
 
     with claimed(place):
         try:
             with reading(place) as store:
                 faults = check(store).faults
-        except (UserError, sqlite3.DatabaseError) as error:
+        except StoreDamaged as error:
             faults = (str(error),)
+        except UserError:  # foreign, of another version, not readable by this user: nothing that a repair may replace
+            if not emptied(place.path):
+                raise
+            faults = ("it has no byte",)
         if not faults:
             print(f"{place.path} is whole: nothing to repair")
             return 0
@@ -61,12 +65,16 @@ def compact(place: Place, *, keep: int | None) -> int:
     """Drop what only the past before revision ``keep`` needs (None: before the oldest checkpoint of the run, or before now)."""
     from crl_jax.bank_tools.statistics import file_bytes
     from crl_jax.experience.compact import compact as fold
+    from crl_jax.experience.store import StoreDamaged
+    from crl_jax.experience.verify import verify as check
 
     with writing(place) as store:
         oldest, why, waiting = _resumable(place, store.revision)
         keep = oldest if keep is None else keep
         if keep > oldest:
             raise BankInputError(f"--keep-revision {keep}: {why}, so keep {oldest} or an earlier one")
+        if faults := check(store).faults:  # folded into the state they could no longer be seen
+            raise StoreDamaged(f"{place.path} is not folded, because it is damaged ({faults[0]}): `crl bank repair` first")
         before = file_bytes(place.path)
         try:
             done = fold(store, keep_revision=keep, generations=waiting)

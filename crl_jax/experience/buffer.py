@@ -156,13 +156,27 @@ class TrainingBuffer:
 
     def restore(self, text: str, known: Collection[str] | None = None) -> None:
         """Replace the state by one of `to_json`. Generations that are not ``known`` (a repair could not read them) leave, and so does,
-        oldest first, what a smaller capacity cannot hold; both are counted."""
-        data = json.loads(text)
+        oldest first, what a smaller capacity cannot hold; both are counted.
+
+        Raises ValueError, and changes nothing, for a text that `to_json` never made.
+        """
+        try:
+            data = json.loads(text)
+            waiting = {str(i): _Evidence(float(total), int(count), int(since)) for i, total, count, since in data["waiting"]}
+            trained = {str(i): (int(count), int(step)) for i, count, step in data["trained"]}
+            counts = Counter({str(name): int(n) for name, n in data["counts"].items()})
+            if not all(math.isfinite(e.total) and e.count > 0 for e in waiting.values()):
+                raise ValueError("evidence without an episode, or a reward that is no number")
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"this is no saved training buffer ({type(error).__name__}: {error})") from error
         with self._lock:
-            self.counts = Counter(data["counts"])
-            waiting = {i: _Evidence(total, count, since) for i, total, count, since in data["waiting"]}
+            self._trained, self.counts = trained, counts
             self._waiting = {i: evidence for i, evidence in waiting.items() if known is None or i in known}
             if missing := len(waiting) - len(self._waiting):
                 self.counts["dropped_missing"] += missing
-            self._trained = {i: (count, step) for i, count, step in data["trained"]}
             self._make_room(self._capacity)
+
+
+def check_saved(text: str) -> None:
+    """Raises ValueError for a text that no `TrainingBuffer.to_json` made."""
+    TrainingBuffer(batch_size=1, capacity=1).restore(text)

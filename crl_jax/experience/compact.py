@@ -45,7 +45,8 @@ def compact(store: Store, *, keep_revision: int, generations: Collection[str] = 
 
 def _compact(db: sqlite3.Connection, revision: int, generations: Collection[str]) -> Compacted:
     state = rows.replay(db, revision)
-    text = bank_json.to_json(state)
+    with rows.decoding("its state"):
+        text = bank_json.to_json(state)
     last = db.execute("SELECT max(seq) FROM ops WHERE abandoned=0 AND revision<=?", (revision,)).fetchone()[0]
     if last is None:  # nothing to fold
         return Compacted(0, 0, 0)
@@ -63,6 +64,7 @@ def _compact(db: sqlite3.Connection, revision: int, generations: Collection[str]
     return Compacted(operations, len(gone), len(unnamed))
 
 
+@rows.decoding("an entry's parents")
 def _kept_entries(db: sqlite3.Connection, revision: int) -> set[str]:
     """Entries that were live at ``revision`` or later, and everything these were made of."""
     parents = {i: json.loads(text) for i, text in db.execute("SELECT id, parents FROM entries")}
@@ -81,6 +83,7 @@ def _named_generations(db: sqlite3.Connection) -> set[str]:
     named = {i for (i,) in db.execute("SELECT generation_id FROM entries UNION SELECT generation_id FROM ops")}
     saved = db.execute("SELECT data FROM buffer WHERE id=0").fetchone()
     if saved is not None:
-        named.update(row[0] for row in json.loads(saved[0])["waiting"])
+        with rows.decoding("the training buffer"):
+            named.update(row[0] for row in json.loads(saved[0])["waiting"])
     newest = db.execute("SELECT id FROM generations ORDER BY CAST(substr(id, 2) AS INTEGER) DESC LIMIT 1").fetchone()
     return named | ({newest[0]} if newest else set())  # the newest stays, so that no number is given twice

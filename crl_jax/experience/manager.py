@@ -32,7 +32,7 @@ from crl_jax.experience.reader import Reader, Shown
 from crl_jax.experience.recover import snapshot
 from crl_jax.experience.reward import credits_of
 from crl_jax.experience.search import SearchService
-from crl_jax.experience.store import Store
+from crl_jax.experience.store import Store, StoreDamaged
 from crl_jax.experience.store_rows import generation_ids
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.transfer import lifts
@@ -137,7 +137,10 @@ class ExperienceManager:
         await self._thread.run_within(LOAD_S, self._writer.load)
         saved = await self._thread.run(self._store.load_buffer)
         if saved is not None:
-            self.buffer.restore(saved, self._store.read(generation_ids))
+            try:
+                self.buffer.restore(saved, self._store.read(generation_ids))
+            except ValueError as error:
+                raise StoreDamaged(f"{self._store.path}: {error}: `crl bank repair` brings the bank back without it") from error
         self._pipeline.start(self._spawn)
 
     async def __aenter__(self) -> ExperienceManager:

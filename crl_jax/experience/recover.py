@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from crl_jax.experience import bank
 from crl_jax.experience import store_rows as rows
 from crl_jax.experience.bank import Author, BankState, Guided
+from crl_jax.experience.buffer import check_saved
 from crl_jax.experience.store import Change, Observation, Store, StoreDamaged, StoreError
 from crl_jax.experience.store_schema import ENTRY, LOG
 from crl_jax.experience.verify import chain_start, verify
@@ -35,7 +37,7 @@ class Recovery(NamedTuple):
 
 def open_or_recover(path: pathlib.Path) -> tuple[Store, Recovery | None]:
     """The store at ``path``; if it is damaged, its last good state in a file of the same name. Raises StoreDamaged if there is none."""
-    if not path.exists() and _salvaged(path).is_file():
+    if (not path.exists() and _salvaged(path).is_file()) or emptied(path) or _spoilt_by_log(path):
         done = recover(path)
         return Store.open(path), done
     try:
@@ -57,6 +59,15 @@ def snapshot_folder(path: pathlib.Path) -> pathlib.Path:
     return path.with_suffix(".snapshots")
 
 
+def _snapshots(path: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(copy for copy in snapshot_folder(path).glob("r*.sqlite") if copy.stem[1:].isdecimal())
+
+
+def emptied(path: pathlib.Path) -> bool:
+    """Whether a file has no byte although it once was a bank: there are snapshots of it."""
+    return path.is_file() and path.stat().st_size == 0 and bool(_snapshots(path))
+
+
 def snapshot(store: Store, *, keep: int) -> pathlib.Path | None:
     """A copy of a store file among its snapshots, of which the newest ``keep`` stay; None for ``keep`` 0 or a store in memory."""
     path = pathlib.Path(store.path)
@@ -66,14 +77,14 @@ def snapshot(store: Store, *, keep: int) -> pathlib.Path | None:
     made = folder / f"r{store.revision:010d}.sqlite"
     if not made.exists():
         store.backup(made)
-    for old in sorted(folder.glob("r*.sqlite"))[:-keep]:
+    for old in _snapshots(path)[:-keep]:
         old.unlink(missing_ok=True)
     return made
 
 
 def forget_snapshots(store: Store, *, after: int) -> None:
     """Snapshots beyond a revision that the store goes back to are of a future that is given up: its revisions will mean something else."""
-    for copy in snapshot_folder(pathlib.Path(store.path)).glob("r*.sqlite"):
+    for copy in _snapshots(pathlib.Path(store.path)):
         if int(copy.stem[1:]) > after:
             copy.unlink(missing_ok=True)
 
@@ -89,20 +100,14 @@ def recover(path: pathlib.Path) -> Recovery:
     for old in (made, *_beside(made)):
         old.unlink(missing_ok=True)
     revision, source = _salvage(path, made), "log"
-    for copy in sorted(snapshot_folder(path).glob("r*.sqlite"), reverse=True):
-        if int(copy.stem[1:]) <= revision:
-            break
-        with contextlib.suppress(StoreError, sqlite3.DatabaseError):
-            good = Store.open(copy, read_only=True)
-            try:
-                if verify(good).faults:
-                    continue
-                made.unlink(missing_ok=True)
-                good.backup(made)
-            finally:
-                good.close()
-            revision, source = int(copy.stem[1:]), copy.name
-            break
+    alone = path.with_name(path.name + ".alone")
+    if _beside(path)[0].exists():
+        shutil.copyfile(path, alone)  # the fault may be in its write-ahead log only: a torn one, or that of another bank
+    for copy in (alone, *reversed(_snapshots(path))):
+        if further := _take_copy(copy, made, revision):
+            revision, source = further, copy.name
+    for part in (alone, *_beside(alone)):
+        part.unlink(missing_ok=True)
     if revision == 0:
         made.unlink(missing_ok=True)
         raise StoreDamaged(
@@ -127,6 +132,38 @@ def _take_place(path: pathlib.Path, made: pathlib.Path, source: str, number: int
         return Recovery(store.revision, source, aside)
 
 
+def _spoilt_by_log(path: pathlib.Path) -> bool:
+    """Whether the file cannot be read with its write-ahead log. Looked at without writing: a writer would fold the log in for good."""
+    log = _beside(path)[0]
+    if not log.is_file() or log.stat().st_size == 0:
+        return False
+    try:
+        with contextlib.closing(Store.open(path, read_only=True)) as store:
+            store.load()
+    except (StoreDamaged, sqlite3.DatabaseError):
+        return True
+    except StoreError:  # of an older format, foreign: not for this function to say
+        return False
+    return False
+
+
+def _take_copy(copy: pathlib.Path, made: pathlib.Path, revision: int) -> int:
+    """Put a copy of the bank at ``made`` if it is whole and beyond ``revision``; returns its revision, else 0."""
+    with contextlib.suppress(StoreError, sqlite3.DatabaseError):
+        if not copy.is_file():
+            return 0
+        good = Store.open(copy, read_only=True)
+        try:
+            reached = good.revision
+            if reached > revision and not verify(good).faults:
+                made.unlink(missing_ok=True)
+                good.backup(made)
+                return reached
+        finally:
+            good.close()
+    return 0
+
+
 def _beside(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """SQLite's own files beside a database."""
     return path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")
@@ -138,7 +175,7 @@ def _salvage(path: pathlib.Path, made: pathlib.Path) -> int:
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as old:
             old.text_factory = _text
-            with contextlib.suppress(sqlite3.DatabaseError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(sqlite3.DatabaseError, *rows.MALFORMED):
                 _copy_log(old, new)
             for table, columns in _COPIED.items():
                 new.transaction(lambda db, t=table, c=columns: _copy_rows(old, db, t, c))
@@ -218,7 +255,10 @@ def _copy_rows(old: sqlite3.Connection, new: sqlite3.Connection, table: str, col
     marks = ",".join("?" * len(columns.split(",")))
     for order in ("ASC", "DESC"):
         for row in _readable(old, f"SELECT {columns} FROM {table} ORDER BY rowid {order}"):
-            if _whole(table, row, new):
+            good = False
+            with contextlib.suppress(*rows.MALFORMED):  # a value of another kind than was written
+                good = _whole(table, row, new)
+            if good:
                 new.execute(f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})", row)
 
 
@@ -238,15 +278,6 @@ def _whole(table: str, row: tuple[Any, ...], new: sqlite3.Connection) -> bool:
     if table == "embeddings":
         return rows.vector(row[0], row[3], row[4], row[2], row[2]) is not None
     if table == "buffer":
-        return _is_json(row[1]) and all(
-            new.execute("SELECT 1 FROM generations WHERE id=?", (i,)).fetchone() for i, *_ in json.loads(row[1])["waiting"]
-        )
-    return True
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
+        check_saved(row[1])
+        return all(new.execute("SELECT 1 FROM generations WHERE id=?", (i,)).fetchone() for i, *_ in json.loads(row[1])["waiting"])
     return True

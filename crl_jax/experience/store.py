@@ -10,6 +10,7 @@ search (``index``), mend a damaged file (``recover``), or run in the event loop 
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sqlite3
 import threading
@@ -22,6 +23,7 @@ from jaxtyping import Float
 from crl_jax.errors import UserError
 from crl_jax.experience import store_rows as rows
 from crl_jax.experience.bank import BankState, Guided
+from crl_jax.experience.store_connect import connect
 from crl_jax.experience.store_rows import Change, Observation
 from crl_jax.experience.store_schema import ENTRY, FORMAT, create, upgrade_1
 from crl_jax.records import Experience, Generation
@@ -70,7 +72,7 @@ class Store:
         unusable one.
         """
         try:
-            db = _connect(path, timeout_s, read_only)
+            db = connect(path, timeout_s=timeout_s, read_only=read_only)
         except sqlite3.OperationalError as error:
             raise StoreError(f"{path} cannot be opened ({error}): does its folder exist, and may it be written?") from error
         except sqlite3.DatabaseError as error:
@@ -214,7 +216,8 @@ class Store:
                 copy.close()
             part.replace(target)
         except (OSError, sqlite3.Error) as error:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder that cannot be written refuses this too
+                part.unlink(missing_ok=True)
             raise StoreError(
                 f"no copy of {self._path} could be made at {target} ({error}): free its disk, or switch snapshots off"
             ) from error
@@ -333,20 +336,9 @@ class Store:
         return _Transaction(self._db, self._path)
 
 
+@rows.decoding("its revision")
 def _revision(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT value FROM meta WHERE key='revision'").fetchone()[0])
-
-
-def _connect(path: str | pathlib.Path, timeout_s: float, read_only: bool) -> sqlite3.Connection:
-    if not read_only or str(path) == ":memory:":
-        return sqlite3.connect(str(path), timeout=timeout_s, isolation_level=None, check_same_thread=False)
-    uri = pathlib.Path(path).resolve().as_uri()
-    try:
-        db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-        db.execute("SELECT 1 FROM sqlite_master")
-    except sqlite3.OperationalError:  # a folder that cannot be written has no room for the files WAL needs, and then no writer either
-        db = sqlite3.connect(f"{uri}?immutable=1", uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-    return db
 
 
 def _prepare(db: sqlite3.Connection, path: str, read_only: bool) -> None:
@@ -354,7 +346,8 @@ def _prepare(db: sqlite3.Connection, path: str, read_only: bool) -> None:
     tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
     if tables and not {"meta", "ops"} <= tables:
         raise StoreError(f"{path} is a database of something else, not an experience store: give another path")
-    found = db.execute("SELECT value FROM meta WHERE key='format'").fetchone()[0] if tables else ""
+    with rows.decoding("its format"):
+        found = str(db.execute("SELECT value FROM meta WHERE key='format'").fetchone()[0]) if tables else ""
     if found == str(FORMAT):
         return
     if found not in ("", "1"):

@@ -6,10 +6,11 @@ row that was changed, lost or put in is noticed; floats and ids come back to the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import immutables
@@ -23,6 +24,8 @@ from crl_jax.experience.store_schema import ENTRY, LOG
 from crl_jax.records import BankOp, Experience, Generation, GenerationKind, OpKind, Usage
 
 OBSERVED = "observed"  # the log kind of usage, beside the values of OpKind
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What a value raises that nobody wrote, when it is read as what should be there."""
 
 
 class Change(NamedTuple):
@@ -52,6 +55,16 @@ class Observation(NamedTuple):
 def checksum(values: Sequence[Any], before: int = 0) -> int:
     """CRC-32 of a row of texts and numbers, going on from that of another."""
     return zlib.crc32(json.dumps(values).encode(), before)
+
+
+@contextlib.contextmanager
+def decoding(what: str) -> Generator[None, None, None]:
+    """Around the reading of ``what`` (also a decorator). Raises sqlite3.DatabaseError, as for a damaged page, where a value is no such
+    thing: whoever reads a file has one kind of damage to expect."""
+    try:
+        yield
+    except MALFORMED as error:
+        raise sqlite3.DatabaseError(f"{what} cannot be read as it was written: {type(error).__name__}: {error}") from error
 
 
 # -------------------------------------------------------------------------------------------------------------------- writing
@@ -90,7 +103,9 @@ def log_observation(db: sqlite3.Connection, o: Observation) -> None:
 
 def append(db: sqlite3.Connection, row: tuple[Any, ...]) -> None:
     """One row of the log, with its checksum."""
-    chain = checksum(row, int(db.execute("SELECT value FROM meta WHERE key='chain'").fetchone()[0]))
+    with decoding("the log's last checksum"):
+        before = int(db.execute("SELECT value FROM meta WHERE key='chain'").fetchone()[0])
+    chain = checksum(row, before)
     db.execute(f"INSERT INTO ops ({LOG}, crc) VALUES ({','.join('?' * (len(row) + 1))})", (*row, chain))
     db.execute("UPDATE meta SET value=? WHERE key='chain'", (str(chain),))
 
@@ -144,6 +159,7 @@ def set_sums(db: sqlite3.Connection, state: BankState) -> None:
 # -------------------------------------------------------------------------------------------------------------------- reading
 
 
+@decoding("the table of entries")
 def load_state(db: sqlite3.Connection, revision: int) -> tuple[BankState, list[str]]:
     """The state the tables hold, and the ids of live entries whose checksum is wrong (they are in the state as they stand)."""
     spaces: dict[str, dict[str, Experience]] = {}
@@ -153,12 +169,19 @@ def load_state(db: sqlite3.Connection, revision: int) -> tuple[BankState, list[s
         spaces.setdefault(entry.namespace, {})[entry.id] = entry
         if checksum([*row, created]) != crc:
             damaged.append(entry.id)
-    usage = {row[0]: Usage(*row[1:]) for row in db.execute("SELECT * FROM usage")}
-    transfer = {(reader, source): Tally(*counts) for reader, source, *counts in db.execute("SELECT * FROM transfer")}
+    usage = {i: Usage(*_numbers(counts)) for i, *counts in db.execute("SELECT * FROM usage")}
+    transfer = {(reader, source): Tally(*_numbers(counts)) for reader, source, *counts in db.execute("SELECT * FROM transfer")}
     made = {name: Space(immutables.Map(entries)) for name, entries in spaces.items()}
     return BankState(made, immutables.Map(usage), transfer, revision), damaged
 
 
+def _numbers(values: list[Any]) -> list[Any]:
+    if not all(isinstance(value, int | float) for value in values):
+        raise TypeError(f"{values} are no counts")
+    return values
+
+
+@decoding("an entry")
 def experience(row: Sequence[Any]) -> Experience:
     """A record from the columns of ``ENTRY``."""
     outcome = None if row[9] is None else bool(row[9])
@@ -167,11 +190,12 @@ def experience(row: Sequence[Any]) -> Experience:
 
 def generation(row: Sequence[Any]) -> Generation | None:
     """A record from all columns of the table, None if its bytes are damaged."""
-    if zlib.crc32(b"".join(row[4:8])) != row[8]:
+    if not all(isinstance(blob, bytes) for blob in row[4:8]) or zlib.crc32(b"".join(row[4:8])) != row[8]:
         return None
     prompt, response, versions = (tuple(np.frombuffer(blob, "<i4").tolist()) for blob in (row[4], row[5], row[7]))
     logps = tuple(np.frombuffer(row[6], "<f4").tolist())
-    return Generation(row[0], GenerationKind(row[1]), prompt, response, logps, versions, row[2], row[3])
+    with decoding(f"generation {row[0]}"):
+        return Generation(row[0], GenerationKind(row[1]), prompt, response, logps, versions, row[2], row[3])
 
 
 def generation_ids(db: sqlite3.Connection) -> set[str]:
@@ -179,12 +203,13 @@ def generation_ids(db: sqlite3.Connection) -> set[str]:
     return {i for (i,) in db.execute("SELECT id FROM generations")}
 
 
-def vector(experience_id: str, blob: bytes, crc: int, stored_dim: int, dim: int) -> Float[np.ndarray, " d"] | None:
+def vector(experience_id: str, blob: Any, crc: int, stored_dim: int, dim: int) -> Float[np.ndarray, " d"] | None:
     """An embedding, None if its bytes are damaged or it has another length."""
-    whole = stored_dim == dim and len(blob) == 4 * dim and zlib.crc32(experience_id.encode() + blob) == crc
+    whole = isinstance(blob, bytes) and stored_dim == dim and len(blob) == 4 * dim and zlib.crc32(experience_id.encode() + blob) == crc
     return np.frombuffer(blob, "<f4").astype(np.float32) if whole else None
 
 
+@decoding("the state that the log goes on from")
 def base_state(db: sqlite3.Connection) -> BankState:
     """What the log goes on from: empty, or where it was compacted. Raises sqlite3.DatabaseError if that is damaged."""
     row = db.execute("SELECT state, crc FROM base").fetchone()
@@ -195,13 +220,20 @@ def base_state(db: sqlite3.Connection) -> BankState:
     return bank_json.from_json(row[0])
 
 
+@decoding("a row of the log")
+def newest_step(db: sqlite3.Connection) -> int:
+    """The latest training step in the log, 0 without one."""
+    return int(db.execute("SELECT coalesce(max(step), 0) FROM ops WHERE abandoned=0").fetchone()[0])
+
+
 def log_rows(db: sqlite3.Connection, revision: int) -> Iterator[sqlite3.Row]:
     """The rows of the log up to a revision, those of abandoned futures left out."""
     cursor = db.cursor()
     cursor.row_factory = sqlite3.Row
-    yield from cursor.execute(f"SELECT {LOG} FROM ops WHERE abandoned=0 AND revision<=? ORDER BY seq", (revision,))
+    yield from cursor.execute(f"SELECT {LOG} FROM ops WHERE abandoned=0 AND revision<=? ORDER BY seq", (min(revision, 2**63 - 1),))
 
 
+@decoding("a row of the log")
 def replay_row(state: BankState, row: sqlite3.Row) -> BankState:
     """The state after one row of the log."""
     if row["kind"] == OBSERVED:

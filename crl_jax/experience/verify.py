@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from crl_jax.experience import bank_json
 from crl_jax.experience import store_rows as rows
+from crl_jax.experience.buffer import check_saved
 from crl_jax.experience.store import Store
 from crl_jax.experience.store_schema import ENTRY, LOG
 
@@ -36,9 +37,10 @@ def verify(store: Store) -> Verdict:
 
 
 def _verdict(db: sqlite3.Connection) -> Verdict:
-    revision = int(db.execute("SELECT value FROM meta WHERE key='revision'").fetchone()[0])
-    state, _ = rows.load_state(db, revision)
-    text = bank_json.to_json(state)
+    with rows.decoding("its state"):
+        revision = int(db.execute("SELECT value FROM meta WHERE key='revision'").fetchone()[0])
+        state, _ = rows.load_state(db, revision)
+        text = bank_json.to_json(state)
     faults: list[str] = []
     for check in (_pages, _chain, _entries, _blobs, _references, functools.partial(_replayed, revision=revision, text=text)):
         faults.extend(_guard(check, db))
@@ -49,7 +51,7 @@ def _verdict(db: sqlite3.Connection) -> Verdict:
 def _guard(check: Callable[[sqlite3.Connection], Iterator[str]], db: sqlite3.Connection) -> Iterator[str]:
     try:
         yield from check(db)
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, *rows.MALFORMED) as error:
         yield f"unreadable: {error}"
 
 
@@ -59,6 +61,7 @@ def _pages(db: sqlite3.Connection) -> Iterator[str]:
             yield f"page: {line}"
 
 
+@rows.decoding("the first checksum of the log")
 def chain_start(db: sqlite3.Connection) -> int:
     """The checksum that the first row of the log goes on from."""
     row = db.execute("SELECT value FROM meta WHERE key='chain_base'").fetchone()
@@ -101,6 +104,8 @@ def _references(db: sqlite3.Connection) -> Iterator[str]:
     for entry, generation in db.execute(query):
         yield f"entry {entry}: its generation {generation} is missing"
     saved = db.execute("SELECT data FROM buffer WHERE id=0").fetchone()
+    if saved:
+        check_saved(saved[0])
     for generation, *_ in json.loads(saved[0])["waiting"] if saved else ():
         if db.execute("SELECT 1 FROM generations WHERE id=?", (generation,)).fetchone() is None:
             yield f"training buffer: generation {generation} is missing"

@@ -225,6 +225,39 @@ def test_a_restore_goes_back_and_drops_what_waits_and_a_wrong_one_is_refused(tmp
     run(story())
 
 
+EMPTY = json.dumps({"waiting": [], "trained": [], "counts": {}})
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        "null",
+        "[" * 100_000,
+        json.dumps(["revision", "step", "buffer"]),
+        json.dumps({"revision": 1, "step": 1, "buffer": 5}),
+        json.dumps({"revision": 1, "step": 1, "buffer": '{"waiting": 5, "trained": [], "counts": {}}'}),
+        json.dumps({"revision": 1, "step": 1, "buffer": '{"waiting": [["g1", NaN, 1, 0]], "trained": [], "counts": {}}'}),
+        json.dumps({"revision": 1, "step": "y", "buffer": EMPTY}),
+        json.dumps({"revision": -1, "step": 1, "buffer": EMPTY}),
+        json.dumps({"revision": 1, "step": 10**30, "buffer": EMPTY}),
+    ],
+)
+def test_a_restore_of_what_no_checkpoint_answered_changes_nothing_and_the_bank_starts_again(saved, tmp_path):
+    async def story():
+        async with serving(tmp_path / "bank.sqlite") as (url, manager, _), remote(url, retry=QUICK) as bank:
+            await bank.write("room", add("one"))
+            await bank.write("room", add("two"))
+            for rewind in (False, True):
+                request = pb.RestoreRequest(request_id=f"x{rewind}", saved=saved, rewind=rewind)
+                with pytest.raises(BankRefused, match="send that text as it was"):
+                    await sent(bank, "Restore", request)
+            assert (manager.state.revision, manager.step) == (2, 0)
+        async with serving(tmp_path / "bank.sqlite") as (url, manager, _):
+            assert len(manager.state) == 2
+
+    run(story())
+
+
 def test_evidence_of_a_request_that_is_not_committed_is_in_no_other_ones_transaction(tmp_path):
     path = tmp_path / "bank.sqlite"
 

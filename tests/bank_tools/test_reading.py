@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sqlite3
 
 import pytest
 
@@ -123,6 +124,9 @@ def test_time_travel_shows_the_bank_as_it_was(made, capsys):
         (["ls", "RUN", "--namespace", "attic"], 1, "no namespace 'attic': there are cellar, kitchen"),
         (["ls", "RUN", "--revision", "99"], 1, "give --revision a number up to 14"),
         (["ls", "RUN", "--revision", "-2"], 2, "revisions count from 0"),
+        (["ls", "RUN", "--revision", "9" * 30], 1, "give --revision a number up to 14"),
+        (["ls", "x" * 5000], 2, "cannot be looked at (File name too long)"),
+        (["import", "x" * 300, "l.jsonl"], 2, "cannot be looked at (File name too long)"),
         (["show", "RUN", "x00000001"], 1, "did you mean x00000001-0?"),
         (["why", "RUN", "nope"], 1, "no entry 'nope'"),
         (["search", "RUN", " ", "--namespace", "cellar"], 2, "give 1 to 4000"),
@@ -141,3 +145,36 @@ def test_a_mistake_is_one_line_with_its_fix(words, code, text, made, capsys):
     assert text in out.err
     assert len(out.err.splitlines()) == 1
     assert "Traceback" not in out.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE entries SET parents='[[1]]'",
+        "UPDATE entries SET created_revision='soon'",
+        "UPDATE entries SET episode_ids=X'fffe'",
+        "UPDATE ops SET step='late' WHERE seq=9",
+        "UPDATE ops SET problems='none' WHERE seq=9",
+        "UPDATE usage SET shown=X'fffe'",
+        "DELETE FROM meta",
+    ],
+)
+def test_a_damaged_value_is_one_line_for_every_command(change, made, tmp_path, capsys):
+    folder, ids = made
+    db = sqlite3.connect(folder / "bank.sqlite")
+    db.execute(change)
+    db.commit()
+    db.close()
+    (tmp_path / "l.jsonl").write_text('{"text": "new", "namespace": "cellar"}')
+    told = 0
+    for words in (
+        ["ls"], ["show", ids["both"]], ["why", ids["both"]], ["stats"], ["search", "x", "--namespace", "cellar"], ["export", "-"],
+        ["ls", "--revision", "3"], ["consolidate", "--dedup-only"], ["import", str(tmp_path / "l.jsonl")], ["compact"],
+    ):  # fmt: skip
+        if bank(words[0], folder, *words[1:]):
+            err = capsys.readouterr().err
+            assert len(err.splitlines()) == 1, err
+            assert "crl bank repair" in err
+            told += 1
+    assert told
+    assert bank("verify", folder) == 1

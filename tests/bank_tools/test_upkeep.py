@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sqlite3
 
 import numpy as np
 import pytest
@@ -162,3 +163,28 @@ def test_merging_by_a_model_that_fails_loses_nothing(reply, made, capsys, monkey
     else:
         assert code == 1
         assert "after:  4 entries" in out  # one pair of duplicates became one
+
+
+@pytest.mark.parametrize("change", ["UPDATE meta SET value='3' WHERE key='format'", "DROP TABLE ops"])
+def test_repair_leaves_a_foreign_file_and_one_of_another_version_alone(change, made, capsys):
+    folder, _ = made
+    db = sqlite3.connect(folder / "bank.sqlite")
+    db.execute(change)
+    db.commit()
+    db.close()
+    before = (folder / "bank.sqlite").read_bytes()
+    assert bank("repair", folder) == 1
+    assert "crl: " in capsys.readouterr().err
+    assert (folder / "bank.sqlite").read_bytes() == before
+    assert not list(folder.glob("*.damaged-*"))
+
+
+def test_a_bank_that_was_emptied_comes_back_from_its_snapshot(made, capsys):
+    folder, _ = made
+    assert bank("snapshot", folder) == 0
+    for part in folder.glob("bank.sqlite*"):
+        part.unlink()
+    (folder / "bank.sqlite").touch()
+    assert bank("repair", folder) == 0
+    assert "revision 14" in capsys.readouterr().out
+    assert bank("verify", folder) == 0

@@ -1,5 +1,6 @@
 """A file that is not what was written is noticed, and its last good state comes back."""
 
+import contextlib
 import pathlib
 import shutil
 import sqlite3
@@ -10,6 +11,7 @@ from bank_history import history, look, write
 
 from crl_jax.experience.recover import open_or_recover, recover, snapshot, snapshot_folder
 from crl_jax.experience.store import Store, StoreDamaged, StoreError
+from crl_jax.experience.store_schema import create
 from crl_jax.experience.verify import verify
 from crl_jax.records import OpKind
 
@@ -197,3 +199,64 @@ def test_reading_only_changes_no_byte_beside_a_writer_and_without_one(copy):
         store.close()
     finally:
         path.parent.chmod(0o755)
+
+
+def columns():
+    made = sqlite3.connect(":memory:")
+    create(made)
+    tables = ("meta", "ops", "entries", "usage", "transfer", "guided", "embeddings", "generations", "buffer")
+    return [(table, row[1]) for table in tables for row in made.execute(f"PRAGMA table_info({table})")]
+
+
+@pytest.mark.parametrize("value", ["'garbage'", "X'fffe'", "'[[1]]'"])
+def test_X14_a_value_of_another_kind_is_damage_and_nothing_else(copy, tmp_path, value):
+    """In every column: a verdict, and a store that opens or a StoreError; never another exception."""
+    path, _ = copy
+    for n, (table, column) in enumerate(columns()):
+        broken = tmp_path / f"{n}.sqlite"
+        shutil.copy(path, broken)
+        try:
+            tamper(broken, f"UPDATE {table} SET {column}={value} WHERE rowid=(SELECT max(rowid) FROM {table})")
+        except sqlite3.Error:  # refused by the column
+            continue
+        with contextlib.suppress(StoreError, sqlite3.DatabaseError):
+            store = Store.open(broken, read_only=True)
+            verify(store)
+            store.close()
+        with contextlib.suppress(StoreError):
+            open_or_recover(broken)[0].close()
+        with contextlib.suppress(StoreError):
+            recover(broken)
+        if table not in ("meta", "generations"):  # what nothing else holds is lost
+            store = Store.open(broken, read_only=True)
+            assert not verify(store).faults, (table, column)
+            store.close()
+
+
+def test_a_log_that_cannot_be_read_in_its_folder_is_not_passed_over(copy, monkeypatch):
+    path, _ = copy
+    pathlib.Path(f"{path}-wal").write_bytes(b"changes")
+    real = sqlite3.connect
+
+    def refused(*args, **kwargs):
+        if "mode=ro" in args[0]:
+            raise sqlite3.OperationalError("unable to open database file")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(sqlite3, "connect", refused)
+    with pytest.raises(StoreError, match="holds changes of its own: copy both"):
+        Store.open(path, read_only=True)
+
+
+def test_a_log_of_another_bank_costs_nothing_that_is_in_the_file(copy, tmp_path):
+    path, past = copy
+    other = Store.open(tmp_path / "other.sqlite")
+    history(other, rounds=3)
+    other.read(lambda db: db.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+    other.put_vectors({f"x{n}": np.ones(400) for n in range(30)}, fingerprint="f")
+    shutil.copy(tmp_path / "other.sqlite-wal", f"{path}-wal")
+    other.close()
+    store, done = open_or_recover(pathlib.Path(path))
+    assert done is not None
+    assert (store.revision, verify(store).faults) == (max(past), ())
+    store.close()

@@ -103,6 +103,19 @@ def test_a_generation_that_cannot_be_read_takes_no_evidence_with_it():
     assert [s.generation.id for s in buffer.pop_batch(generation)] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "5", "{}", '{"waiting": [["g", 1.0, 0, 0]], "trained": [], "counts": {}}', '{"waiting": [1], "trained": [], "counts": {}}'],
+)
+def test_a_text_that_is_no_saved_buffer_changes_nothing(text):
+    buffer = make()
+    buffer.credit("a", success=True, step=1)
+    before = buffer.to_json()
+    with pytest.raises(ValueError, match="no saved training buffer"):
+        buffer.restore(text)
+    assert buffer.to_json() == before
+
+
 def test_what_a_repair_could_not_read_leaves_the_buffer_and_is_counted():
     buffer = TrainingBuffer(batch_size=1, capacity=8)
     for name in ("g1", "g2"):
