@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"crl: {error} (what was saved is kept: make room or correct the folder, then go on with --resume)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("crl: interrupted; a run goes on from its newest checkpoint with --resume", file=sys.stderr)
+        resume, whole = "a run goes on from its newest checkpoint with --resume", "what was written until then is whole: `crl bank ls`"
+        fix = whole if args.command == "bank" else resume
+        print(f"crl: interrupted; {fix}", file=sys.stderr)
         return 130
 
 

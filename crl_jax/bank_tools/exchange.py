@@ -7,6 +7,7 @@ for writing, then all of it is one transaction: whole, or not at all. Does not: 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,19 +20,20 @@ from crl_jax.bank_tools.book import Book
 from crl_jax.bank_tools.lessons import read_lessons
 from crl_jax.bank_tools.listing import Filter, row, selected
 from crl_jax.bank_tools.place import BankInputError, Place, reading, undone_by_resume, writing
+from crl_jax.experience import store_rows as rows
 from crl_jax.experience.writer import Lesson, WritePolicy, Writer, Written
 
 
 def export(place: Place, target: pathlib.Path, wanted: Filter, *, revision: int | None, overwrite: bool) -> int:
     """Write the entries, oldest first, as one JSON object a line; ``-`` is the standard output."""
+    if str(target) != "-":
+        _may_be_written(target, place, overwrite=overwrite)
     with reading(place) as store:
         book = Book(store, revision=revision)
         lines = [json.dumps(row(book, kept), ensure_ascii=True) for kept in reversed(selected(book, wanted))]
     if str(target) == "-":
         sys.stdout.writelines(f"{line}\n" for line in lines)
         return 0
-    if target.exists() and not overwrite:
-        raise BankInputError(f"{target} is there already: give another name, or --overwrite")
     part = target.with_name(target.name + ".part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -40,10 +42,28 @@ def export(place: Place, target: pathlib.Path, wanted: Filter, *, revision: int 
             os.fsync(file.fileno())
         part.replace(target)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that cannot be written refuses this too
+            part.unlink(missing_ok=True)
         raise BankInputError(f"{target} cannot be written ({error.strerror}): choose a folder you may write in, with room") from error
     print(f"{len(lines)} entries of {place.path} are in {target}")
     return 0
+
+
+def _may_be_written(target: pathlib.Path, place: Place, *, overwrite: bool) -> None:
+    """Raises BankInputError for a file that is there, and for what no export may ever replace: the bank, its companions, devices."""
+    try:
+        there, regular = target.exists(), target.is_file()
+        whole = target.resolve()
+        bank = regular and whole.open("rb").read(16) == b"SQLite format 3\0"
+    except OSError as error:
+        raise BankInputError(f"{str(target)[:200]} cannot be written ({error.strerror}): choose another file") from error
+    mine = place.path.resolve()
+    if bank or (whole.parent == mine.parent and whole.name.startswith(mine.name)):
+        raise BankInputError(f"{target} is a bank's own file: give another name for the lessons")
+    if there and not regular:
+        raise BankInputError(f"{target} is no file: give the name of a file, or - for the standard output")
+    if there and not overwrite:
+        raise BankInputError(f"{target} is there already: give another name, or --overwrite")
 
 
 def policy(place: Place, dedup: float | None) -> WritePolicy:
@@ -85,7 +105,7 @@ def write(place: Place, lessons: list[Lesson], how: WritePolicy, *, reason: str)
     with writing(place) as store:
         writer = Writer(store, embedder, lambda: view.real_index(embedder.dim), how)
         writer.load()
-        step = store.read(lambda db: db.execute("SELECT coalesce(max(step), 0) FROM ops WHERE abandoned=0").fetchone()[0])
+        step = store.read(rows.newest_step)
         try:
             written = writer.bring_in(lessons, step=step, reason=reason)
         except ValueError as error:

@@ -19,7 +19,7 @@ from crl_jax.bank_tools.place import BankInputError
 from crl_jax.experience.writer import Lesson
 from crl_jax.records import Turn, Usage
 
-MAX_CHARS = 2000  # as of an extractor's lesson
+MAX_CHARS = 20_000  # as of a lesson written by hand to `crl bank serve`: what a bank holds can be brought into another
 MAX_READS = 1_000_000
 EXPORTED = {  # what `export` writes; the ids mean nothing in another bank
     *("id", "namespace", "text", "outcome", "usage", "live", "utility", "step", "generation_id", "op_index", "author_version"),
@@ -62,7 +62,7 @@ def read_lessons(path: pathlib.Path, *, namespace: str = "", usage: bool = False
         if outcome is not None and not isinstance(outcome, bool):
             raise _Bad("outcome must be true, false or null")
         counted = _usage(fields.get("usage")) if usage else Usage()
-        return Lesson(_text(fields.get("text"), "text", MAX_CHARS), _text(family, "namespace", 200), outcome, counted)
+        return Lesson(_text(fields.get("text"), "text", MAX_CHARS), _text(family, "namespace", 500), outcome, counted)
 
     return [lesson for lesson in _each(path, numbered, read) if lesson is not None]
 
@@ -82,7 +82,7 @@ def read_demonstrations(path: pathlib.Path) -> list[Demonstration]:
         turns = tuple(_turn(turn) for turn in cast(list[object], fields["turns"]))
         return Demonstration(
             _text(fields["goal"], "goal", 10_000),
-            _text(fields["namespace"], "namespace", 200),
+            _text(fields["namespace"], "namespace", 500),
             fields["success"],
             turns,
             _text(fields["final_observation"], "final_observation", 100_000),
@@ -121,7 +121,7 @@ def _each(path: pathlib.Path, numbered: Sequence[tuple[int, str]], read: Callabl
 
 def _object(line: str, allowed: set[str]) -> dict[str, Any]:
     try:
-        found: object = json.loads(line, parse_constant=_no_constant)
+        found: object = json.loads(line, parse_constant=_no_constant, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise _Bad(f"not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -130,6 +130,13 @@ def _object(line: str, allowed: set[str]) -> dict[str, Any]:
     if unknown := sorted(set(fields) - allowed):
         raise _Bad(f"unknown field {unknown[0]!r}: the fields are {', '.join(sorted(allowed))}")
     return fields
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field is there twice")
+    return found
 
 
 def _no_constant(name: str) -> Any:

@@ -2,8 +2,10 @@
 
 import fcntl
 import json
+import os
 
 import pytest
+from made_bank import make
 
 from crl_jax import cli
 from crl_jax.experience.store import Store, StoreError
@@ -74,7 +76,7 @@ def test_bad_lines_are_named_and_nothing_is_written(made, tmp_path, capsys):
         '{"text": "x"',
         '{"text": "x", "namespace": "a", "outcome": 1}',
         '{"text": "\\ud800", "namespace": "a"}',
-        json.dumps({"text": "x" * 2001, "namespace": "a"}),
+        json.dumps({"text": "x" * 20_001, "namespace": "a"}),
     ]
     file = tmp_path / "bad.jsonl"
     file.write_text("\n".join(lines))
@@ -160,3 +162,31 @@ def test_export_does_not_write_over_a_file_unasked(made, tmp_path, capsys):
     assert bank("export", folder, "-") == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
     assert bank("export", folder, tmp_path / "no" / "such" / "folder.jsonl") == 2
+
+
+@pytest.mark.parametrize("name", ["bank.sqlite", "bank.sqlite-wal", "bank.sqlite.lock", "linked", "../other.sqlite"])
+def test_an_export_never_replaces_a_bank(name, made, tmp_path, capsys):
+    folder, _ = made
+    make(tmp_path / "other.sqlite")
+    (folder / "linked").symlink_to(folder / "bank.sqlite")
+    before = (folder / "bank.sqlite").read_bytes()
+    assert bank("export", folder, folder / name, "--overwrite") == 2
+    assert "give another name" in capsys.readouterr().err
+    assert (folder / "bank.sqlite").read_bytes() == before
+
+
+def test_an_export_replaces_no_folder_and_no_device(made, tmp_path, capsys):
+    folder, _ = made
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for target in (pipe, tmp_path):
+        assert bank("export", folder, target, "--overwrite") == 2
+        assert "is no file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+
+
+def test_a_field_that_is_there_twice_is_not_guessed(tmp_path, small, capsys):
+    file = tmp_path / "l.jsonl"
+    file.write_text('{"text": "one", "text": "two", "namespace": "n"}\n')
+    assert bank("import", tmp_path / "b.sqlite", file) == 2
+    assert "l.jsonl:1: not JSON: a field is there twice" in capsys.readouterr().err
