@@ -33,7 +33,7 @@ class Index(Protocol):
         ...
 
     def search(self, queries: Vectors, k: int, *, namespace: str) -> list[list[Candidate]]:
-        """Per query the ``k`` most similar entries. A query without length matches nothing. Raises ValueError for non-finite queries or k
+        """Per query the ``k`` most similar entries. A query without a direction matches nothing. Raises ValueError for a wrong shape or k
         < 1."""
         ...
 

@@ -45,12 +45,13 @@ def has_direction(vector: Float[np.ndarray, " d"]) -> bool:
 
 
 def usable(queries: Vectors, *, dim: int, k: int) -> tuple[Vectors, list[int]]:
-    """Unit rows of the queries that have a direction, and their positions. Raises ValueError for k < 1 or non-finite queries."""
+    """Unit rows of the queries that have a direction, and their positions: one that has none, or is not finite, keeps no other of its batch
+    from an answer. Raises ValueError for k < 1 or a wrong shape."""
     if k < 1:
         raise ValueError(f"k={k}: ask for at least one neighbour")
     rows = np.asarray(queries, np.float32)
-    if rows.ndim != 2 or rows.shape[1] != dim or not np.isfinite(rows).all():
-        raise ValueError(f"queries of shape {rows.shape} must be finite and [q, {dim}]")
+    if rows.ndim != 2 or rows.shape[1] != dim:
+        raise ValueError(f"queries of shape {rows.shape} must be [q, {dim}]: was another embedding model used?")
     lengths = _lengths(rows)
     good = (lengths > 0) & (lengths < np.inf)
     if good.all():

@@ -254,3 +254,21 @@ def test_workers_follow_the_cores():
 def test_one_batch_of_vectors_is_the_rows_of_its_texts():
     vectors = {"a": np.asarray([1.0, 2.0], np.float32), "b": np.asarray([3.0, 4.0], np.float32)}
     np.testing.assert_array_equal(assemble(["b", "a", "b"], vectors), [[3, 4], [1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_a_query_without_a_direction_keeps_no_other_from_its_answer(value):
+    class Odd(HashEmbedder):
+        def embed(self, texts):
+            made = super().embed(texts)
+            made[["odd" in text for text in texts]] = value
+            return made
+
+    async def story():
+        found = service(embedder=Odd(), batch_size=3)
+        for _ in range(2):  # the second time out of the cache
+            asked = (found.query(("room",), text, 1, len) for text in ("odd", "lesson 1", "lesson 2"))
+            assert await asyncio.gather(*asked) == [0, 1, 1]
+        await found.aclose()
+
+    run(story())
