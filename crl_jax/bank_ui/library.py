@@ -139,8 +139,9 @@ class Library:
     def _refresh(self) -> None:
         """Notice what was written since the last look."""
         if self.place.path.exists() and self.place.path.stat().st_ino != self._file:  # repaired or restored: another file
-            self._store.close()
-            self._store, self._file = self._open()
+            old = self._store
+            self._store, self._file = self._open()  # raises while the new file is no bank: the next look tries again
+            old.close()  # only now: as long as it is open, no new file gets its number
             self._forget()
         seen: tuple[int, int, int] = self._store.read(_newest)
         if seen == self._seen:
@@ -191,6 +192,7 @@ class Library:
         return state
 
 
+@rows.decoding("its revision")
 def _newest(db: sqlite3.Connection) -> tuple[int, int, int]:
     version = db.execute("PRAGMA data_version").fetchone()[0]
     revision = int(db.execute("SELECT value FROM meta WHERE key='revision'").fetchone()[0])

@@ -127,6 +127,24 @@ def test_a_repaired_file_is_read_anew(made):
     run(story())
 
 
+def test_a_file_that_is_no_bank_for_a_moment_is_told_and_looked_at_again(made):
+    folder, _ = made
+    (folder / "kept").write_bytes((folder / "bank.sqlite").read_bytes())
+
+    async def story():
+        async with served(folder) as (client, base):
+            await get(client, f"{base}api/summary")
+            for broken in (b"", b"no bank" * 1000):
+                (folder / "other").write_bytes(broken)
+                (folder / "other").replace(folder / "bank.sqlite")
+                assert "bank.sqlite" in (await get(client, f"{base}api/summary", 503))["error"]
+            (folder / "kept").replace(folder / "bank.sqlite")
+            assert (await get(client, f"{base}api/summary"))["newest"] == 14
+            assert (await get(client, f"{base}api/search?text=stairs&namespace=cellar"))["found"]
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
