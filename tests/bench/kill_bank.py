@@ -95,7 +95,7 @@ def manager_on(store: Store) -> ExperienceManager:
     return ExperienceManager(
         store=store,
         embedder=embedder,
-        make_index=lambda: ScannIndex(embedder.dim, tail_min=16, brute_below=10_000),
+        make_index=lambda: ScannIndex(embedder.dim, tail_min=16),
         sampler=Scripted(),
         render=lambda messages: [ord(c) for m in messages for c in m.content],
         decode=lambda ids: "".join(map(chr, ids)),
