@@ -9,8 +9,9 @@ in batches of 256 on as many threads as the service has workers, without Python 
 
 throughput  clients ask back to back; answers per second over those of bare, in turns; once with a pick that keeps the candidates and once
             through `Reader.retrieve` of a real `BankState`, which re-ranks the 8 candidates by Eq. 6 and reserves one.
-latency     clients think at random so that half of what bare can do is asked; a query's latency minus the bare call on a batch as large
-            as the one it was searched in. *burst*: all clients at once, last answer minus the bare call on all their queries.
+latency     clients think at random so that half of what bare can do is asked (and a quarter, for comparison); a query's latency minus
+            the bare call on a batch as large as the one it was searched in. *burst*: all clients at once, last answer minus the bare
+            call on all their queries.
 beside      latency at a quarter of what bare can do: quiet, during a background rebuild, and while a writer thread replaces five
             entries by one 40 times a second; as a ratio to quiet.
 
@@ -147,7 +148,7 @@ def throughput(bench: bl.Bench, rounds: int, calm: Calm) -> dict[str, Any]:
 
 
 def latency(bench: bl.Bench, bare_rate: float) -> dict[str, Any]:
-    """Added latency at half of what bare can do, and of a burst."""
+    """Added latency at half and at a quarter of what bare can do, and of a burst."""
     bare_s = bench.bare_seconds()
     sized = bl.Sized(bench.index)
     service = bl.service_of(bench, sized)
@@ -171,21 +172,25 @@ def latency(bench: bl.Bench, bare_rate: float) -> dict[str, Any]:
         await asyncio.gather(*map(ask, range(bl.CLIENTS)))
         return time.perf_counter() - started
 
-    async def story() -> tuple[list[float], list[float]]:
+    async def story() -> tuple[list[float], list[float], list[float]]:
+        moderate = await thinking(added, MODERATE * bare_rate, bench.seconds)
+        totals.clear()
+        sizes.clear()
         found = await thinking(added, HALF * bare_rate, bench.seconds)
         bursts: list[float] = []
         for _ in range(5):
             await asyncio.sleep(0.2)
             bursts.append(await burst())
         await service.aclose()
-        return found, bursts
+        return moderate, found, bursts
 
-    found, bursts = asyncio.run(story())
+    moderate, found, bursts = asyncio.run(story())
     alone_s = bench.bare_call_s(bl.CLIENTS)
     return {
         "asked_per_s": round(HALF * bare_rate),
         "added": percentiles(found),
         "total": percentiles(totals),
+        "added_at_a_quarter": percentiles(moderate),
         "mean_batch": round(float(np.mean(sizes)), 1),
         "burst_added_ms": round(1e3 * (float(np.median(bursts)) - alone_s), 2),
         "burst_ms": round(1e3 * float(np.median(bursts)), 2),
