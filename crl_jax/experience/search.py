@@ -26,6 +26,7 @@ from crl_jax.experience.index import Index
 from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.query_vectors import QueryVectors, Vector, assemble
 from crl_jax.experience.retrieve import Candidate
+from crl_jax.experience.rows import has_direction
 from crl_jax.experience.thread import DaemonThread
 
 _END_S = 2.0  # a thread ends at once unless it hangs in foreign code
@@ -203,6 +204,8 @@ class SearchService:
     def _finished(self, batch: _Batch) -> None:
         self._in_flight -= 1
         self._vectors.store(batch.new_vectors)
+        if lost := sum(not has_direction(vector) for vector in batch.new_vectors.values()):
+            self._counts["queries_without_direction"] += lost  # they find nothing
         self._start(batch.loop)  # first: a worker is waiting
         if not self._handing:
             self._hand_over()

@@ -134,15 +134,16 @@ def test_lineage_sorting_map_and_charts_from_the_keyboard(made):
             await page.js("document.querySelector('canvas').focus()")
             for key in ("ArrowRight", "ArrowRight", "+"):
                 await page.key(key)
-            assert await page.js(
-                "!document.querySelector('.map-tip').hidden && document.getElementById('live').textContent.includes('near entries')"
+            await page.until(
+                "!document.querySelector('.map-tip').hidden && document.getElementById('live').textContent.includes('near entries')",
+                "the tip of a point",
             )
             await page.key("Enter")
             await page.until("location.hash.startsWith('#entry/x')")
             await visit(page, base, "overview")
             await page.js("document.querySelector('.plot').focus()")
             await page.key("End")
-            assert (await page.js("document.querySelector('.chart [aria-live]').textContent")).startswith("Step 4: ")
+            await page.until("document.querySelector('.chart [aria-live]').textContent.startsWith('Step 4: ')", "the chart's last step")
             assert page.logs == []
 
     run(story())

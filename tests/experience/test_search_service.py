@@ -269,6 +269,7 @@ def test_a_query_without_a_direction_keeps_no_other_from_its_answer(value):
         for _ in range(2):  # the second time out of the cache
             asked = (found.query(("room",), text, 1, len) for text in ("odd", "lesson 1", "lesson 2"))
             assert await asyncio.gather(*asked) == [0, 1, 1]
+        assert found._counts["queries_without_direction"] == 1
         await found.aclose()
 
     run(story())
