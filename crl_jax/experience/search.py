@@ -26,7 +26,6 @@ from crl_jax.experience.index import Index
 from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.query_vectors import QueryVectors, Vector, assemble
 from crl_jax.experience.retrieve import Candidate
-from crl_jax.experience.rows import has_direction
 from crl_jax.experience.thread import DaemonThread
 
 _END_S = 2.0  # a thread ends at once unless it hangs in foreign code
@@ -54,7 +53,7 @@ class _Query(NamedTuple):
 class _Batch:
     """Mutable: queries that are searched together. ``outcome`` is written once, by the thread that ends it."""
 
-    __slots__ = ("given", "loop", "new_vectors", "outcome", "queries")
+    __slots__ = ("given", "loop", "lost", "new_vectors", "outcome", "queries")
 
     def __init__(self, queries: list[_Query], loop: asyncio.AbstractEventLoop) -> None:
         self.queries = queries
@@ -62,6 +61,7 @@ class _Batch:
         self.new_vectors: dict[str, Vector] = {}
         self.outcome: Found | BaseException | None = None
         self.given = 0  # queries answered so far
+        self.lost = 0  # newly embedded texts without a direction
 
 
 def worker_count(workers: int) -> int:
@@ -204,8 +204,8 @@ class SearchService:
     def _finished(self, batch: _Batch) -> None:
         self._in_flight -= 1
         self._vectors.store(batch.new_vectors)
-        if lost := sum(not has_direction(vector) for vector in batch.new_vectors.values()):
-            self._counts["queries_without_direction"] += lost  # they find nothing
+        if batch.lost:
+            self._counts["queries_without_direction"] += batch.lost  # they find nothing
         self._start(batch.loop)  # first: a worker is waiting
         if not self._handing:
             self._hand_over()
@@ -272,7 +272,11 @@ class SearchService:
     # ------------------------------------------------------------------------------------------------------------ on other threads
 
     def _embed(self, known: dict[str, Vector], missing: list[str], batch: _Batch) -> None:
-        batch.new_vectors = dict(zip(missing, self._embedder.embed(missing), strict=True))
+        made = self._embedder.embed(missing)
+        batch.new_vectors = dict(zip(missing, made, strict=True))
+        with np.errstate(over="ignore", invalid="ignore"):
+            lengths = np.square(made, dtype=np.float32).sum(axis=1)  # of all at once: one by one would cost every query
+        batch.lost = len(missing) - int(((lengths > 0) & np.isfinite(lengths)).sum())
         self._submit(batch, known | batch.new_vectors)
 
     def _failed(self, batch: _Batch, embedding: Future[None]) -> None:
