@@ -117,7 +117,8 @@ def test_lineage_sorting_map_and_charts_from_the_keyboard(made):
             await visit(page, base, f"entry/{ids['both']}")
             nodes = await page.js("[...document.querySelectorAll('.lineage .node-kind')].map((n) => n.textContent)")
             assert nodes == ["Episodes", "Generation", "Replaced", "Replaced", "Entry", "Step 3", "Reward"]
-            assert await page.js("document.querySelectorAll('.wires path').length") == 1 + 1 + 2 + 2 + 1  # the last is the credit
+            wires = 1 + 1 + 2 + 2 + 1  # the last is the credit; they are drawn once the boxes have their places
+            await page.until(f"document.querySelectorAll('.wires path').length === {wires}", "the wires")
             assert await page.js("document.querySelector('.wire-label').textContent") == "credit +0.33"
             await page.js("document.querySelector('a.node').focus()")
             await page.key("ArrowDown")
