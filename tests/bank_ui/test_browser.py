@@ -132,6 +132,7 @@ def test_lineage_sorting_map_and_charts_from_the_keyboard(made):
             first = "document.querySelector('tbody tr .text a').textContent"
             await page.until(f"document.querySelector('th[aria-sort=ascending]') && {first}.startsWith('<img')")
             await visit(page, base, "map")
+            await page.until("document.querySelector('canvas')?.width > 300", "the map at its size")
             await page.js("document.querySelector('canvas').focus()")
             for key in ("ArrowRight", "ArrowRight", "+"):
                 await page.key(key)
@@ -142,6 +143,7 @@ def test_lineage_sorting_map_and_charts_from_the_keyboard(made):
             await page.key("Enter")
             await page.until("location.hash.startsWith('#entry/x')")
             await visit(page, base, "overview")
+            await page.until("document.querySelector('.plot')", "a chart")
             await page.js("document.querySelector('.plot').focus()")
             await page.key("End")
             await page.until("document.querySelector('.chart [aria-live]').textContent.startsWith('Step 4: ')", "the chart's last step")
