@@ -1,7 +1,7 @@
 """What the bank's service takes at most, and how it says no.
 
 Owns: ``Limits``, ``Refused`` and the checks of sizes and ids. Promises: a refusal names the limit and what to do. Does not: know gRPC's
-codes as numbers (``gate`` maps the names).
+codes as numbers (``door`` maps the names).
 """
 
 from __future__ import annotations

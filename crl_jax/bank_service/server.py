@@ -26,7 +26,7 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingPackage(f"the bank's service needs gRPC ({missing}): pip install -e '.[bank]'") from missing
 
-from crl_jax.bank_service.gate import Doorkeeper, Gate
+from crl_jax.bank_service.door import Doorkeeper, Gate
 from crl_jax.bank_service.limits import Limits
 from crl_jax.bank_service.service import BankService
 

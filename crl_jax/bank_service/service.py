@@ -2,7 +2,7 @@
 
 Owns: what each call of ``bank.proto`` means, the checks of its sizes. Promises: a call that changes something is done once for each
 request id; without an extractor what needs one is refused with the reason. Does not: know connections, tokens, deadlines or status codes
-(``gate``, ``server``).
+(``door``, ``server``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from crl_jax.bank_tools.place import BankInputError, Place, find, find_or_new, reading
+from crl_jax.bank_tools.place import BankInputError, Place, find, find_broken, find_or_new, reading
 
 if TYPE_CHECKING:
     from crl_jax.bank_tools.lineage import Decode
@@ -260,7 +260,7 @@ def _seed(args: argparse.Namespace) -> int:
 def _repair(args: argparse.Namespace) -> int:
     from crl_jax.bank_tools.upkeep import repair
 
-    return repair(find(args.folder))
+    return repair(find_broken(args.folder))
 
 
 def _compact(args: argparse.Namespace) -> int:

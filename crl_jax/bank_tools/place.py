@@ -58,6 +58,16 @@ def find(given: pathlib.Path) -> Place:
     return _place(path)
 
 
+def find_broken(given: pathlib.Path) -> Place:
+    """As `find`, also where a killed repair left no file in its place yet."""
+    from crl_jax.experience.recover import begun
+
+    path = given if given.suffix == ".sqlite" else given / BANK_FILE
+    with _looking(given):
+        ended_midway = begun(path)
+    return _place(path) if ended_midway else find(given)
+
+
 def find_or_new(given: pathlib.Path) -> Place:
     """As `find`; where nothing is yet, the place of a new bank: FOLDER/bank.sqlite, or the file if its name ends with .sqlite."""
     with _looking(given):

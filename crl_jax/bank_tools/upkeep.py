@@ -39,14 +39,17 @@ def verify(place: Place, *, as_json: bool) -> int:
 
 def repair(place: Place) -> int:
     """Put the last good state in place of a damaged file; leave a whole one alone."""
-    from crl_jax.experience.recover import emptied, recover
+    from crl_jax.experience.recover import begun, emptied, recover
     from crl_jax.experience.store import StoreDamaged
     from crl_jax.experience.verify import verify as check
 
     with claimed(place):
         try:
-            with reading(place) as store:
-                faults = check(store).faults
+            if begun(place.path):
+                faults: tuple[str, ...] = ("a repair was killed in its middle",)
+            else:
+                with reading(place) as store:
+                    faults = check(store).faults
         except StoreDamaged as error:
             faults = (str(error),)
         except UserError:  # foreign, of another version, not readable by this user: nothing that a repair may replace

@@ -18,7 +18,7 @@ from crl_jax.experience import extractor
 from crl_jax.experience.bank import Author
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.calls import Draft, ExtractorCalls
-from crl_jax.experience.merge import merge_pass
+from crl_jax.experience.merge_pass import merge_pass
 from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.reader import Shown
 from crl_jax.experience.thread import WriterThread

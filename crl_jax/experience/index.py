@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
+from crl_jax.experience.index_rows import Rows, Vectors, View, has_direction, unit_rows, usable
 from crl_jax.experience.retrieve import Candidate
-from crl_jax.experience.rows import Rows, Vectors, View, has_direction, unit_rows, usable
 
 __all__ = ["ExactIndex", "Index", "Ledger", "Vectors", "has_direction", "unit_rows", "usable"]
 

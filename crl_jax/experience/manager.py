@@ -31,7 +31,6 @@ from crl_jax.experience.protocols import Completer, Decode, Embedder, Render
 from crl_jax.experience.reader import Reader, Shown
 from crl_jax.experience.recover import snapshot
 from crl_jax.experience.reward import credits_of
-from crl_jax.experience.search import SearchService
 from crl_jax.experience.store import Store, StoreDamaged
 from crl_jax.experience.store_rows import generation_ids
 from crl_jax.experience.thread import WriterThread
@@ -64,19 +63,7 @@ class ExperienceManager:
         self.step = 0
         self._writer = Writer(store, embedder, make_index, options.write, purpose=options.purpose, decay=self._decay)
         self._thread = WriterThread(options.io_timeout_s)
-        self._search = SearchService(
-            embedder=embedder,
-            index=lambda: self._writer.index,
-            counts=self.counts,
-            clock=clock,
-            batch_size=options.query_batch,
-            batch_limit=options.query_batch_limit,
-            max_wait_s=options.query_wait_s,
-            workers=options.search_workers,
-            cache_size=options.cache_size,
-            max_open=options.query_max_open,
-            timeout_s=options.io_timeout_s,
-        )
+        self._search = options.search_service(embedder, lambda: self._writer.index, self.counts, clock)
         self._calls = ExtractorCalls(
             sampler,
             render,

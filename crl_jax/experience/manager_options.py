@@ -6,12 +6,16 @@ Owns: ``ManagerOptions`` and the two deadlines that no setting changes. Does not
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Callable
 
+from crl_jax.experience.index import Index
 from crl_jax.experience.merging import MergePolicy
+from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.reader import Routing
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.reward import RewardRule
-from crl_jax.experience.search import BATCH_LIMIT
+from crl_jax.experience.search import BATCH_LIMIT, SearchService
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.records import SamplingParams
 
@@ -52,3 +56,21 @@ class ManagerOptions:
     seed: int = 0
     in_turn: bool = False  # nothing that is written depends on timing: merges, then distillations in turn (synchronous runs)
     purpose: str = ""  # logged as the reason of what this manager's extractor writes
+
+    def search_service(
+        self, embedder: Embedder, index: Callable[[], Index], counts: Counter[str], clock: Callable[[], float]
+    ) -> SearchService:
+        """The search of a manager with these settings."""
+        return SearchService(
+            embedder=embedder,
+            index=index,
+            counts=counts,
+            clock=clock,
+            batch_size=self.query_batch,
+            batch_limit=self.query_batch_limit,
+            max_wait_s=self.query_wait_s,
+            workers=self.search_workers,
+            cache_size=self.cache_size,
+            max_open=self.query_max_open,
+            timeout_s=self.io_timeout_s,
+        )

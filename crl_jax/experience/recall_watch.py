@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from crl_jax.experience.rows import Vectors
+from crl_jax.experience.index_rows import Vectors
 from crl_jax.experience.scann_build import RECALL_GOAL
 
 BATCH = 32  # queries of one check

@@ -37,7 +37,7 @@ class Recovery(NamedTuple):
 
 def open_or_recover(path: pathlib.Path) -> tuple[Store, Recovery | None]:
     """The store at ``path``; if it is damaged, its last good state in a file of the same name. Raises StoreDamaged if there is none."""
-    if (not path.exists() and _salvaged(path).is_file()) or emptied(path) or _spoilt_by_log(path):
+    if begun(path) or emptied(path) or _spoilt_by_log(path):
         done = recover(path)
         return Store.open(path), done
     try:
@@ -52,6 +52,11 @@ def open_or_recover(path: pathlib.Path) -> tuple[Store, Recovery | None]:
         done = recover(path)
         return Store.open(path), done
     return store, None
+
+
+def begun(path: pathlib.Path) -> bool:
+    """Whether a recovery was killed between its last two moves: the damaged file is aside, what was made of it is not in its place."""
+    return not path.exists() and _salvaged(path).is_file()
 
 
 def snapshot_folder(path: pathlib.Path) -> pathlib.Path:
@@ -93,7 +98,7 @@ def recover(path: pathlib.Path) -> Recovery:
     """Put the last good state in place of a damaged file, which is kept as ``NAME.damaged-1`` (2, ...). What a killed process had begun of
     that is ended: without it the next one would find no file, and start empty."""
     made, number = _salvaged(path), next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.damaged-{n}").exists())
-    if not path.is_file() and made.is_file():
+    if begun(path):
         return _take_place(path, made, "log", number - 1)
     if not path.is_file():
         raise StoreError(f"{path} does not exist: give the folder of a run with a bank")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from crl_jax.experience.rows import Vectors
+from crl_jax.experience.index_rows import Vectors
 
 TREE_FROM = 100_000  # rows; a tree over fewer loses recall
 HASH_FROM = 256  # rows; hashing trains its code book on them

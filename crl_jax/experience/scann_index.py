@@ -18,9 +18,9 @@ from concurrent.futures import CancelledError, Future, wait
 import numpy as np
 
 from crl_jax.experience.index import Ledger
+from crl_jax.experience.index_rows import Hits, Rows, Vectors, unit_rows, usable
 from crl_jax.experience.recall_watch import RecallWatch
 from crl_jax.experience.retrieve import Candidate
-from crl_jax.experience.rows import Hits, Rows, Vectors, unit_rows, usable
 from crl_jax.experience.scann_build import (
     LADDER,
     RECALL_GOAL,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from crl_jax.experience.rows import Hits, Vectors, View, candidates
+from crl_jax.experience.index_rows import Hits, Vectors, View, candidates
 from crl_jax.experience.scann_build import LADDER, Searcher, build_searcher
 
 _OPEN = 256  # rows of the last part of a tail up to which it is built anew with every write (a quarter of a millisecond)

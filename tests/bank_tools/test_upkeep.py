@@ -188,3 +188,17 @@ def test_a_bank_that_was_emptied_comes_back_from_its_snapshot(made, capsys):
     assert bank("repair", folder) == 0
     assert "revision 14" in capsys.readouterr().out
     assert bank("verify", folder) == 0
+
+
+def test_repair_ends_one_that_was_killed_between_its_last_moves(made, capsys):
+    folder, _ = made
+    path = folder / "bank.sqlite"
+    whole = path.read_bytes()
+    path.rename(folder / "bank.sqlite.damaged-1")
+    (folder / "bank.sqlite.salvaged").write_bytes(whole)
+    assert bank("ls", folder) == 1
+    assert "does not exist" in capsys.readouterr().err
+    assert bank("repair", folder) == 0
+    assert "kept as bank.sqlite.damaged-1" in capsys.readouterr().out
+    assert path.read_bytes() == whole
+    assert bank("verify", folder) == 0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from crl_jax.experience import scann_search
 from crl_jax.experience.index import ExactIndex
-from crl_jax.experience.rows import Rows, best
+from crl_jax.experience.index_rows import Rows, best
 from crl_jax.experience.scann_build import build_searcher
 from crl_jax.experience.scann_index import ScannIndex
 from crl_jax.experience.scann_search import extended
