@@ -90,7 +90,7 @@ def test_the_end_says_what_is_not_distilled_and_the_next_start_goes_on(tmp_path,
     run(story(submit))
     assert "1 episodes are not distilled yet; they wait in" in capsys.readouterr().out
     delay["s"] = 0.0
-    assert "0 entries at revision 0, 1 episodes go on)" in run(story(wait))
+    assert ", 1 episodes go on)" in run(story(wait))  # it may be distilled by the time this is said
 
 
 def test_a_start_that_fails_leaves_the_port_and_the_file(tmp_path):
