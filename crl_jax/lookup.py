@@ -35,6 +35,7 @@ from crl_jax.sharding.mesh import DATA, FSDP, make_mesh
 from crl_jax.sharding.reshard import serving_mesh
 from crl_jax.sharding.rules import check_divisible, param_shardings
 from envs import registry
+from envs.api import EnvTask
 from envs.parse import parse_action
 
 ACTOR_PROMPTS = pathlib.Path(__file__).parent / "rollout" / "actor_prompts.json"
@@ -64,19 +65,17 @@ def tasks(config: Config) -> tuple[list[Goal], dict[str, list[Task]]]:
     """Training goals and the evaluation sets. Raises ConfigError for environments or options that do not exist."""
     env, run = config.env, config.run
     with _about("env.family" if env.family else "env.names"):
-        splits = registry.splits(env.family) if env.family else {"train": env.names}
-        names = splits[env.split if env.split in splits else "train"]
-        for name in names:
-            registry.spec(name)
-    if env.count > len(names):
-        raise ConfigError(f"`env.count`: {env.count}, but there are {len(names)} environments: use 1 to {len(names)}, or 0 for all")
+        wanted = (env.family,) if env.family else env.names
+        found = [task for what in wanted for task in registry.tasks(what, env.split) or registry.tasks(what, "train")]
+    if env.count > len(found):
+        raise ConfigError(f"`env.count`: {env.count}, but there are {len(found)} environments: use 1 to {len(found)}, or 0 for all")
     with _about("env"):
-        for name in names:
+        for name in {task.env for task in found}:
             registry.spec(name, **env_options(config))
-    goals = _goals(names[: env.count] if env.count else names)
+    goals = _goals(found[: env.count] if env.count else found)
     sets = {"known": fixed_tasks(goals, run.eval_episodes, run.seed, "eval/known")}
-    if env.family and splits.get("heldout"):
-        sets["heldout"] = fixed_tasks(_goals(splits["heldout"]), run.eval_episodes, run.seed, "eval/heldout")
+    if env.family and (kept := registry.tasks(env.family, "heldout")):
+        sets["heldout"] = fixed_tasks(_goals(kept), run.eval_episodes, run.seed, "eval/heldout")
     return goals, sets
 
 
@@ -195,9 +194,9 @@ def _about(key: str) -> Iterator[None]:
         raise ConfigError(f"`{key}`: {error.args[0] if isinstance(error, KeyError) else error}") from error
 
 
-def _goals(names: Sequence[str]) -> list[Goal]:
-    specs = [registry.spec(name) for name in names]
-    return [Goal(spec.name, spec.goal, spec.namespace) for spec in specs]
+def _goals(tasks: Sequence[EnvTask]) -> list[Goal]:
+    namespaces = {name: registry.spec(name).namespace for name in {task.env for task in tasks}}
+    return [Goal(task.env, task.goal, namespaces[task.env], task.id) for task in tasks]
 
 
 def _mesh(m: MeshConfig) -> jax.sharding.Mesh:

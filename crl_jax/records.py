@@ -150,6 +150,7 @@ class Task:
     seed: int
     goal: str
     namespace: str  # scope of the bank: experiences are read and written only inside it
+    id: str = ""  # which of the environment's tasks; "" where the seed alone fixes the episode
 
 
 @dataclasses.dataclass(frozen=True)

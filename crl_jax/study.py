@@ -205,7 +205,7 @@ def main(
     _check(config, methods, seeds, jobs)
     run_missing(config_file, overrides, methods, seeds, jobs)
     family = config.env.family
-    sets = ("known", "heldout") if family and registry.splits(family).get("heldout") else ("known",)
+    sets = ("known", "heldout") if family and registry.tasks(family, "heldout") else ("known",)
     tables = {tasks: compare(run_dir(config), methods, seeds, tasks=tasks) for tasks in sets}
     for tasks, table in tables.items():
         plot(table, out.with_name(f"{out.stem}_{tasks}.png"))

@@ -38,7 +38,8 @@ from crl_jax.models.safetensors_io import save_params
 from crl_jax.models.transformer import init
 from crl_jax.records import Completion, Condition, Episode, Finish, Provenance, SamplingParams, Task, TokenLog, TrainSample
 from crl_jax.rollout.agent import Answer, Plan, run_episode
-from envs import players, registry
+from envs import registry
+from envs.dungeon import players
 from envs.minihack.compact import COLUMNS, ROWS
 
 
@@ -86,8 +87,8 @@ class _Local:
     def __init__(self, env: Any):
         self._env = env
 
-    async def reset(self, seed: int) -> Any:
-        return self._env.reset(seed)
+    async def reset(self, seed: int, task: str = "") -> Any:
+        return self._env.reset(seed, task)
 
     async def step(self, text: str) -> Any:
         return self._env.step(text)
@@ -117,7 +118,7 @@ class _Speaker:
     """Turns what the actor reads into what the scripted player says: a question first (sometimes), then moves."""
 
     def __init__(
-        self, recipe: Recipe, draw: random.Random, place: str, player_of: Callable[[str], players.Player], lesson: str, asks: bool
+        self, recipe: Recipe, draw: random.Random, place: str, player_of: Callable[[str], Callable[[str], str]], lesson: str, asks: bool
     ):
         self._draw, self._place, self._slip = draw, place, recipe.slip
         self._player_of, self._follow = player_of, draw.random() < recipe.follow
@@ -133,15 +134,16 @@ class _Speaker:
         observation = text[text.rindex(self._place) + len(self._place) :] if self._place in text else text
         observation = observation.replace(" you may ask", "")
         move = self._player(observation)
-        return " " + (self._draw.choice(tuple(players._STEP)) if self._draw.random() < self._slip else move)
+        return " " + (self._draw.choice(players.MOVES) if self._draw.random() < self._slip else move)
 
 
 def play(recipe: Recipe, codec: ChatCodec) -> list[Episode]:
     """Episodes of scripted play in every training dungeon, under names drawn at random."""
     draw = random.Random(recipe.seed)
     prompts = actor_prompts("micro")
-    names = registry.splits("dungeon")["train"]
-    places = [registry.spec(n).goal.removeprefix("find the stairs of the ") for split in registry.splits("dungeon").values() for n in split]
+    train = registry.tasks("dungeon", "train")
+    names = tuple(task.env for task in train)
+    places = [task.goal.removeprefix("find the stairs of the ") for task in (*train, *registry.tasks("dungeon", "heldout"))]
     envs = {name: registry.make(name, style="compact", max_turns=recipe.max_turns) for name in names}
     secret = {name: true_third(name) for name in names}
 
@@ -152,8 +154,8 @@ def play(recipe: Recipe, codec: ChatCodec) -> list[Episode]:
         lesson = lesson_of(place, where) if guided and draw.random() < 0.9 else ""
         asks = guided and draw.random() < recipe.ask
 
-        def player_of(advice: str) -> players.Player:
-            return players.make_player("follow" if advice else "explore", seed=draw.randrange(2**31), lesson=advice)
+        def player_of(advice: str) -> Callable[[str], str]:
+            return players.policy("follow" if advice else "explore", seed=draw.randrange(2**31), lesson=advice)
 
         async def answer(task: Task, query: str, episode_id: str, number: int) -> Answer:
             del task, query, episode_id, number

@@ -1,9 +1,9 @@
 """What a text environment is.
 
-Owns: the ``TextEnv`` protocol, its two records and the two errors.
-Promises: every environment speaks text in and text out, is reproducible from the seed given to ``reset``, never raises for a bad action (it
-repeats the observation with a notice and counts the turn), and keeps *terminated* (the world ended) apart from *truncated* (the turns ran
-out).
+Owns: the ``TextEnv`` protocol, its records and the two errors.
+Promises: every environment speaks text in and text out, is reproducible from the seed and the task given to ``reset``, never raises for a
+bad action (it repeats the observation with a notice and counts the turn), and keeps *terminated* (the world ended) apart from *truncated*
+(the turns ran out), and success apart from reward.
 Does not: know about models, tokens or processes.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Split = Literal["train", "heldout"]
 
 
 class EnvUnavailable(RuntimeError):
@@ -24,7 +26,7 @@ class EnvError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent sees after ``reset``: the text, and the actions it may take (canonical names)."""
+    """What the agent sees after ``reset``: the text, and the actions it may take (canonical names; empty where actions are free text)."""
 
     text: str
     actions: tuple[str, ...]
@@ -35,8 +37,9 @@ class Step:
     """The outcome of one turn.
 
     ``observation`` is the text after the action; on the last turn it shows the true final state. ``valid`` is False when the reply was no
-    action: nothing happened, reward 0, the turn was counted. ``info`` holds ``turn`` (turns used so far), ``effective`` (the action changed
-    the state) and ``data_source`` ("real" or "generated").
+    action: nothing happened, reward 0, the turn was counted. ``info`` holds ``turn`` (turns used so far), ``invalid`` (of them invalid),
+    ``effective`` (the action changed the state), ``data_source`` ("real" or "generated"), ``task`` (its id) and what the family adds.
+    ``actions`` are those that may be taken next, as in ``Observation``.
     """
 
     observation: str
@@ -46,6 +49,7 @@ class Step:
     success: bool
     valid: bool
     info: Mapping[str, Any]
+    actions: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -59,19 +63,31 @@ class EnvSpec:
 
     name: str  # registry name, e.g. "dungeon/amber_cellar"
     family: str
-    goal: str  # the goal in words; also the retrieval query
+    goal: str  # the goal in words; also the retrieval query. Where tasks have goals of their own, a sentence about all of them
     namespace: str  # scope of the experience bank
-    actions: tuple[str, ...]
+    actions: tuple[str, ...]  # empty: actions are free text (a grammar with arguments), so none can be listed
     max_turns: int
     system_prompt: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnvTask:
+    """One task of an environment. Families whose episodes follow from the seed alone have one task, with an empty id."""
+
+    env: str  # registry name of the environment
+    id: str  # what ``reset`` takes
+    goal: str  # in words; also the retrieval query
+    kind: str = ""  # type of task, for tables by type
 
 
 @runtime_checkable
 class TextEnv(Protocol):
     """One world, one episode at a time. ``step`` before ``reset`` or after the end raises RuntimeError."""
 
-    def reset(self, seed: int) -> Observation:
-        """Start the episode that ``seed`` names. The same seed gives the same episode in any process, on any day."""
+    def reset(self, seed: int, task: str = "") -> Observation:
+        """Start the episode that ``seed`` and ``task`` (an ``EnvTask.id``) name: the same pair gives the same episode in any process, on
+        any day. Raises ValueError for a seed outside [0, 2^63) and KeyError for an unknown task.
+        """
         ...
 
     def step(self, text: str) -> Step:

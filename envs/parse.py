@@ -1,6 +1,6 @@
 """From a model's reply to an action.
 
-Owns: the two action grammars.
+Owns: the two action grammars that all families share.
 Promises: reasoning is never executed; a malformed reply is ``None``, never a guess.
 Does not: know which actions an environment has beyond the tuple it is given.
 
@@ -25,16 +25,23 @@ _ACTION = re.compile(r"<action>([^<>]*)</action>", re.IGNORECASE)
 
 def parse_action(reply: str, actions: tuple[str, ...], grammar: Grammar) -> str | None:
     """The canonical action that ``reply`` names, or None. Raises ValueError for an unknown grammar."""
+    found = said(reply, grammar)
+    return None if found is None else one_of(actions, found)
+
+
+def said(reply: str, grammar: Grammar) -> str | None:
+    """The part of ``reply`` that names the action, stripped; None when there is none. Raises ValueError for an unknown grammar."""
     if grammar == "bare":
-        said = reply
-    elif grammar == "tagged":
+        return reply.strip()
+    if grammar == "tagged":
         found = _ACTION.findall(without_reasoning(reply))
-        if not found:
-            return None
-        said = found[-1]
-    else:
-        raise ValueError(f"unknown action grammar {grammar!r}: use 'bare' or 'tagged'")
-    wanted = said.strip().casefold()
+        return found[-1].strip() if found else None
+    raise ValueError(f"unknown action grammar {grammar!r}: use 'bare' or 'tagged'")
+
+
+def one_of(actions: tuple[str, ...], text: str) -> str | None:
+    """The action that ``text`` is in any case, or None."""
+    wanted = text.casefold()
     return next((action for action in actions if action.casefold() == wanted), None)
 
 

@@ -1,102 +1,76 @@
-"""Scripted players of the compact dungeons: yardsticks for what a lesson is worth.
+"""Scripted players: yardsticks for every family, warm-start data, and a way to test the loop without a model.
 
-Owns: three policies that read nothing but the observation text (and, where given, a lesson in words):
-    random    any move
-    explore   no lesson: steps onto stairs in sight, else toward the square that shows most unseen squares per move
-    follow    goes to the middle of the third a lesson names ("north east"), steps onto stairs in sight, explores if there are none
-Promises: deterministic given the seed.
-Does not: know the level.
+Owns: playing an episode with one, and finding those of a family. A family's players are in ``envs/<family>/players.py``:
+``KINDS`` (names of the kinds it has), ``make_player(kind, task, *, seed, options, lesson)`` and ``lesson(task, seed, *, right)``.
+The kinds all families share:
+    random  any action that may be taken, without reading anything else
+    expert  wins where winning is possible, by any means (it may look behind the game)
+    follow  does what a lesson says, as far as the observation lets it
+Promises: a player is deterministic given its seed and what it reads.
+Does not: learn.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import Literal
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from envs.api import TextEnv
-from envs.minihack.compact import COLUMNS, DIRECTIONS, ROWS
+from envs.api import EnvTask, Step, TextEnv
 
-Player = Callable[[str], str]  # observation text -> action; keeps its own memory, so one player plays one episode
-PlayerKind = Literal["random", "explore", "follow"]
-
-_STEP = {name: delta for delta, name in DIRECTIONS.items()}
-_ALL = tuple(_STEP)
+Player = Callable[[str, tuple[str, ...]], str]  # (observation, actions that may be taken) -> reply; keeps its own memory for one episode
 
 
-def make_player(kind: PlayerKind, *, seed: int, size: int = 9, lesson: str = "") -> Player:
-    """A player for one episode in a square room of ``size`` squares. Raises ValueError for ``follow`` without a usable lesson."""
-    draw = random.Random(seed)
-    if kind == "random":
-        return lambda text: draw.choice(_ALL)
-    if kind == "explore":
-        return _Explorer(draw, size).act
-    return _Explorer(draw, size, target=_middle_of(lesson, size)).act
+class Players(Protocol):
+    """The module ``envs.<family>.players``."""
+
+    KINDS: tuple[str, ...]
+
+    def make_player(self, kind: str, task: EnvTask, *, seed: int, options: Mapping[str, Any], lesson: str = "") -> Player:
+        """A player for the episode of ``seed``. Replies are in the grammar of ``options``. Raises ValueError for an unknown kind or a
+        lesson that says nothing."""
+        ...
+
+    def lesson(self, task: EnvTask, seed: int, *, right: bool = True) -> str:
+        """What an extractor could have written about this task: a sentence that helps ``follow``, or (not ``right``) misleads it."""
+        ...
 
 
-def play(env: TextEnv, player: Player, seed: int) -> bool:
-    """One episode; True on success."""
-    text = env.reset(seed).text
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """An episode from its end. ``transcript``: what was read and said in turn, beginning and ending with an observation."""
+
+    success: bool
+    reward: float
+    transcript: tuple[str, ...]
+    last: Step
+
+    @property
+    def turns(self) -> int:
+        """Turns taken."""
+        return len(self.transcript) // 2
+
+
+def players_of(family: str) -> Players:
+    """The players of a family. Raises KeyError when it has none."""
+    try:
+        module: Any = importlib.import_module(f"envs.{family}.players")
+    except ModuleNotFoundError as missing:
+        if missing.name != f"envs.{family}.players" and missing.name != f"envs.{family}":
+            raise
+        raise KeyError(f"no scripted players for {family!r}") from missing
+    return module
+
+
+def play(env: TextEnv, player: Player, seed: int, task: str = "") -> Played:
+    """One whole episode."""
+    seen = env.reset(seed, task)
+    transcript, text, actions, reward = [seen.text], seen.text, seen.actions, 0.0
     while True:
-        step = env.step(player(text))
+        reply = player(text, actions)
+        step = env.step(reply)
+        text, actions, reward = step.observation, step.actions, reward + step.reward
+        transcript += [reply, text]
         if step.done:
-            return step.success
-        text = step.observation
-
-
-def _middle_of(lesson: str, size: int) -> tuple[int, int]:
-    said = lesson.split()
-    column = next((COLUMNS.index(word) for word in said if word in COLUMNS), None)
-    row = next((ROWS.index(word) for word in said if word in ROWS), None)
-    if column is None or row is None:
-        raise ValueError(f"lesson {lesson!r} names no third: use one of {ROWS} and one of {COLUMNS}")
-    return (2 * column + 1) * size // 6, (2 * row + 1) * size // 6
-
-
-class _Explorer:
-    """Remembers the squares it has seen (it sees those next to it) and those that refused a move; goes to ``target`` first when there is
-    one."""
-
-    def __init__(self, draw: random.Random, size: int, target: tuple[int, int] | None = None):
-        self._draw, self._size, self._target = draw, size, target
-        self._seen: set[tuple[int, int]] = set()
-        self._refused: set[tuple[int, int, str]] = set()
-        self._last: tuple[int, int, str] | None = None
-
-    def act(self, text: str) -> str:
-        """The next move."""
-        said = text.split()
-        here = (int(said[2]), int(said[3]))
-        self._seen.update((here[0] + dx, here[1] + dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1))
-        if "blocked" in said and self._last is not None:
-            self._refused.add(self._last)
-        if here == self._target:
-            self._target = None
-        stairs = said[said.index("stairs") + 1] if "stairs" in said else ""
-        move = stairs or self._toward(here, self._target or self._best_target(here))
-        if (*here, move) in self._refused:
-            move = self._draw.choice(_ALL)
-        self._last = (*here, move)
-        return move
-
-    def _best_target(self, here: tuple[int, int]) -> tuple[int, int]:
-        """The square with the most unseen squares on and around it per move; equal ones are drawn from."""
-        best, ties = 0.0, [here]
-        for x in range(self._size):
-            for y in range(self._size):
-                distance = max(abs(x - here[0]), abs(y - here[1]))
-                value = self._unseen_around(x, y) / distance if distance else 0.0
-                if value > best:
-                    best, ties = value, [(x, y)]
-                elif value == best:
-                    ties.append((x, y))
-        return self._draw.choice(ties)
-
-    def _unseen_around(self, x: int, y: int) -> int:
-        columns, rows = range(max(0, x - 1), min(self._size, x + 2)), range(max(0, y - 1), min(self._size, y + 2))
-        return sum((u, v) not in self._seen for u in columns for v in rows)
-
-    def _toward(self, here: tuple[int, int], there: tuple[int, int]) -> str:
-        dx, dy = there[0] - here[0], there[1] - here[1]
-        delta = ((dx > 0) - (dx < 0), (dy > 0) - (dy < 0))
-        return DIRECTIONS.get(delta) or self._draw.choice(_ALL)
+            return Played(step.success, reward, tuple(transcript), step)

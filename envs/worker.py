@@ -85,9 +85,9 @@ class Host:
             self.counts["made"] += 1
         self._leases[lease] = _Lease(key, env)
 
-    def _do_reset(self, lease: int, seed: int) -> Any:
+    def _do_reset(self, lease: int, argument: tuple[int, str]) -> Any:
         held = self._held(lease)
-        observation = held.env.reset(seed)
+        observation = held.env.reset(*argument)
         held.was_reset = True
         self.counts["resets"] += 1
         return observation

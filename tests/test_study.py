@@ -110,6 +110,6 @@ def test_an_interrupted_study_ends_its_runs_and_starts_no_more(recipe, tmp_path,
 
 def test_a_study_without_the_two_main_methods_has_no_gain(recipe, tmp_path, capsys, monkeypatch):
     _write(tmp_path / "s" / "baseline-s0", 0.4)
-    monkeypatch.setattr(study.registry, "splits", lambda family: {"train": ()})
+    monkeypatch.setattr(study.registry, "tasks", lambda family, split: ())
     assert cli.main(["study", str(recipe), "--methods", "baseline", "--seeds", "0", "--out", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["value"] is None

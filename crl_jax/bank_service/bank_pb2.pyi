@@ -75,16 +75,18 @@ class AskReply(_message.Message):
     def __init__(self, found: _Optional[bool] = ..., text: _Optional[str] = ..., generation_id: _Optional[str] = ..., experience_id: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("env", "seed", "goal", "namespace")
+    __slots__ = ("env", "seed", "goal", "namespace", "id")
     ENV_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     GOAL_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     env: str
     seed: int
     goal: str
     namespace: str
-    def __init__(self, env: _Optional[str] = ..., seed: _Optional[int] = ..., goal: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
+    id: str
+    def __init__(self, env: _Optional[str] = ..., seed: _Optional[int] = ..., goal: _Optional[str] = ..., namespace: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("observation", "reply", "span_start", "span_end", "tool", "valid", "logps")

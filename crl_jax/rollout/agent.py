@@ -25,7 +25,7 @@ ASK = re.compile(r"<search_and_ask>(.*?)</search_and_ask>", re.DOTALL)
 class EpisodeEnv(Protocol):
     """What the agent needs of an environment (an ``EnvPool`` lease has it)."""
 
-    async def reset(self, seed: int) -> Observed: ...
+    async def reset(self, seed: int, task: str = "") -> Observed: ...
     async def step(self, text: str) -> Stepped: ...
 
 
@@ -165,7 +165,7 @@ class _Play:
         self.role: str | None = None  # of the newest message, which decides what the template puts before the next
 
     async def run(self, env: EpisodeEnv) -> Episode:
-        observation = (await env.reset(self.plan.task.seed)).text
+        observation = (await env.reset(self.plan.task.seed, self.plan.task.id)).text
         self._open_prompt()
         role, provenance, reward = "user", Provenance.OBSERVATION, 0.0
         while True:

@@ -163,9 +163,9 @@ class Lease:
     def __init__(self, pool: EnvPool, worker: _Worker, number: int):
         self._pool, self._worker, self._number = pool, worker, number
 
-    async def reset(self, seed: int) -> Observation:
-        """Start an episode. Raises ``EnvError``."""
-        return await self._worker.call("reset", self._number, seed)
+    async def reset(self, seed: int, task: str = "") -> Observation:
+        """Start the episode of ``seed`` and ``task``. Raises ``EnvError``."""
+        return await self._worker.call("reset", self._number, (seed, task))
 
     async def step(self, text: str) -> Step:
         """Play one turn. Raises ``EnvError`` when the environment failed, RuntimeError for a step before ``reset``."""

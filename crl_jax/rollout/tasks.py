@@ -1,6 +1,7 @@
 """The stream of tasks a run trains on: a seeded shuffle per epoch with a position that is saved and restored.
 
-Promises: (seed, position) fixes every later task; epochs are shuffled differently; the stored position is always a valid next position.
+Promises: (seed, position) fixes every later task; epochs are shuffled differently; the stored position is always a valid next position;
+every ``n`` consecutive tasks of a mixture of ``n`` parts hold one of each.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from crl_jax.seeds import derive_seed
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """One environment of the training set: its registry name, goal text and bank namespace."""
+    """One task of the training set: its environment's registry name, goal text, bank namespace, and its id within the environment."""
 
     env: str
     goal: str
     namespace: str
+    id: str = ""
+
+    def task(self, seed: int) -> Task:
+        """The task with an environment seed."""
+        return Task(env=self.env, seed=seed, goal=self.goal, namespace=self.namespace, id=self.id)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +41,30 @@ class TaskStream:
         """The task at ``position`` >= 0. All K episodes of a group share it."""
         epoch, cursor = divmod(position, len(self.goals))
         order = np.random.default_rng(derive_seed(self.seed, self.name, "epoch", epoch)).permutation(len(self.goals))
-        goal = self.goals[order[cursor]]
-        return Task(env=goal.env, seed=derive_seed(self.seed, self.name, "env", position), goal=goal.goal, namespace=goal.namespace)
+        return self.goals[order[cursor]].task(derive_seed(self.seed, self.name, "env", position))
 
     def tasks(self, start: int, count: int) -> list[Task]:
         """Tasks ``start .. start + count - 1``."""
         return [self.task(position) for position in range(start, start + count)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Several streams in turn: task number ``position`` is task ``position // n`` of stream ``position % n``."""
+
+    streams: tuple[TaskStream, ...]
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """The goals of all streams."""
+        return tuple(goal for stream in self.streams for goal in stream.goals)
+
+    def tasks(self, start: int, count: int) -> list[Task]:
+        """Tasks ``start .. start + count - 1``."""
+        turns = (divmod(position, len(self.streams)) for position in range(start, start + count))
+        return [self.streams[which].task(cursor) for cursor, which in turns]
+
+
 def fixed_tasks(goals: Sequence[Goal], count: int, seed: int, name: str) -> list[Task]:
     """An evaluation set: the goals in turn, ``count`` tasks, each with a seed that never changes between evaluations."""
-    return [Task(g.env, derive_seed(seed, name, i), g.goal, g.namespace) for i, g in ((i, goals[i % len(goals)]) for i in range(count))]
+    return [goals[i % len(goals)].task(derive_seed(seed, name, i)) for i in range(count)]

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from envs.api import EnvSpec
+from envs.api import EnvSpec, EnvTask, Split
 from envs.dungeon import level
 from envs.minihack.env import MOVES, MiniHackText, Style
 from envs.minihack.game import load_minihack
@@ -54,6 +54,11 @@ def splits() -> dict[str, tuple[str, ...]]:
 def names() -> tuple[str, ...]:
     """All dungeons of all splits, without the family."""
     return tuple(name for named in splits().values() for name in named)
+
+
+def tasks(split: Split) -> tuple[EnvTask, ...]:
+    """One task per dungeon of the split."""
+    return tuple(EnvTask(f"dungeon/{name}", "", _goal(name)) for name in splits()[split])
 
 
 def words() -> tuple[str, ...]:

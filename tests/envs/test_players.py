@@ -2,13 +2,16 @@
 
 import pytest
 
-from envs.players import make_player, play
+from envs.api import EnvTask
+from envs.dungeon.players import make_player
+from envs.players import play
 
 pytest.importorskip("nle")
 
 from envs import registry
 
 EPISODES, TURNS = 60, 7
+TASK = EnvTask("dungeon/amber_cellar", "", "find the stairs of the amber cellar")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,8 @@ def dungeon():
 
 
 def rate(env, kind, lesson=""):
-    return sum(play(env, make_player(kind, seed=seed, lesson=lesson), seed) for seed in range(EPISODES)) / EPISODES
+    players = (make_player(kind, TASK, seed=seed, options={}, lesson=lesson) for seed in range(EPISODES))
+    return sum(play(env, player, seed).success for seed, player in enumerate(players)) / EPISODES
 
 
 def test_right_lesson_beats_exploring_beats_wrong_lesson(dungeon):
@@ -34,4 +38,4 @@ def test_right_lesson_beats_exploring_beats_wrong_lesson(dungeon):
 
 def test_lesson_without_a_third_is_an_error():
     with pytest.raises(ValueError, match="names no third"):
-        make_player("follow", seed=0, lesson="be brave")
+        make_player("follow", TASK, seed=0, options={}, lesson="be brave")

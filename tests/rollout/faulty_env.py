@@ -13,7 +13,7 @@ class FaultyEnv:
     def __init__(self, tag="", boxed=None):
         self.tag, self.boxed, self.seed, self.told = tag, boxed or [], None, []
 
-    def reset(self, seed):
+    def reset(self, seed, task=""):
         self.seed, self.told = seed, []
         return Observation(f"{self.tag}{self.boxed}:{seed}", ("say",))
 

@@ -86,7 +86,7 @@ class ToyEnv:
     def __init__(self, *steps):
         self.steps, self.heard = list(steps), []
 
-    async def reset(self, seed):
+    async def reset(self, seed, task=""):
         return First("obs")
 
     async def step(self, text):

@@ -75,7 +75,7 @@ class Actor:
 
 
 class Env:
-    async def reset(self, seed):
+    async def reset(self, seed, task=""):
         return types.SimpleNamespace(text=" dark")
 
     async def step(self, text):
