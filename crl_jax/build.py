@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import pathlib
 import resource
 import tempfile
@@ -51,7 +50,7 @@ from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.gate import Gate, GateSettings
 from crl_jax.rollout.pool import EnvPool
 from crl_jax.rollout.shell import Shell
-from crl_jax.rollout.tasks import Goal, TaskStream
+from crl_jax.rollout.tasks import Goal, Mixture, TaskStream
 from crl_jax.run_bank import LocalBank, RunBank, own_bank, shared_bank
 from crl_jax.run_files import BANK_FILE
 from crl_jax.seeds import derive_seed
@@ -72,7 +71,7 @@ class Run:
     folder: pathlib.Path
     shell: Shell
     collector: Collector
-    stream: TaskStream
+    stream: TaskStream | Mixture
     eval_sets: dict[str, list[Task]]
     actor: Role
     extractor: Role | None
@@ -141,6 +140,11 @@ class Run:
         found = self.shell.call(self.manager.find(episode.shown), self.collect_deadline_s, "reading lessons")
         return [refined.get(entry.id, entry.text) for entry in found]
 
+    def by_part(self, episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+        """The episodes of each part of the mixture, in the recipe's order; empty without a mixture."""
+        envs = self.collector.settings.envs
+        return {part: [e for e in episodes if envs[e.task.env].part == part] for part in self.config.env.mixture}
+
     def newest_lessons(self, limit: int) -> list[Experience]:
         """The newest entries of the bank, newest first."""
         return [] if self.manager is None else self.shell.call(self.manager.newest(limit), self.collect_deadline_s, "reading lessons")
@@ -169,7 +173,7 @@ class Run:
         if self.extractor is not None:
             roles += f", extractor {c.extractor.model} ({n(self.extractor.model_config) / 1e6:.2f} M)"
         devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
-        what = f"run {c.run.name}: {c.run.method}, seed {c.run.seed}, {roles}, {len(self.stream.goals)} environments, {devices}"
+        what = f"run {c.run.name}: {c.run.method}, seed {c.run.seed}, {roles}, {len(self.stream.goals)} tasks, {devices}"
         return f"{what}, from step {first_step} of {c.run.steps}; files in {self.folder}"
 
 
@@ -182,8 +186,8 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
     keep_compiled_programs(config.run.compile_cache)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
-    goals, eval_sets = lookup.tasks(config)
-    options = lookup.env_options(config)
+    tasks = lookup.run_tasks(config)
+    goals = tasks.stream.goals
     prompts, lessons = lookup.actor_prompts(config.actor.prompt), lookup.extractor_prompts(config.extractor.prompt)
     gate_texts = lookup.gate_prompts(config.actor.gate.prompt)
     with contextlib.ExitStack() as stack:
@@ -218,20 +222,14 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
             group_size=config.run.group_size,
             guided=round(config.run.guided_fraction * config.run.group_size),
             sampling=_sampling(config.actor, actor_codec, seed=derive_seed(config.run.seed, "actor"), constrained=config.env.constrained),
-            max_turns=config.env.max_turns,
             ask_uses=config.ask.max_uses if config.ask.enabled else 0,
-            env_options=options,
-            system_prompts={
-                name: registry.spec(name, **options).system_prompt
-                for name in {t.env for t in [*goals, *itertools.chain(*eval_sets.values())]}
-            },
+            envs=tasks.envs,
         )
         gate = None if manager is None else _gate(config, gate_texts, manager, actor.sampler, actor_codec, prompts.system)
         collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings, gate)
-        stream = TaskStream(tuple(goals), config.run.seed)
         if not read_only:
             run_folder.write_config(folder, config)
-        yield Run(config, folder, shell, collector, stream, eval_sets, actor, extractor, manager, trackers, profiler)
+        yield Run(config, folder, shell, collector, tasks.stream, tasks.eval_sets, actor, extractor, manager, trackers, profiler)
 
 
 def keep_compiled_programs(folder: str) -> None:
@@ -260,7 +258,7 @@ def _roles(config: Config) -> tuple[str, ...]:
 
 def action_trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> ActionTrie:
     """What may be said in the environments of ``goals``, for constrained sampling."""
-    actions = dict.fromkeys(a for goal in goals for a in registry.spec(goal.env).actions)
+    actions = dict.fromkeys(a for env in {goal.env: None for goal in goals} for a in registry.spec(env).actions)
     lead = config.env.action_prefix
     return ActionTrie.build([[*codec.encode(lead + action), codec.stop_ids[0]] for action in actions])
 

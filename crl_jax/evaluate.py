@@ -7,10 +7,11 @@ experience are paired. Does not: touch the learners.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.config.schema import Config
-from crl_jax.records import Sum
+from crl_jax.records import Episode, Sum
 from crl_jax.rollout.assemble import success_rate
 from crl_jax.telemetry.tracker import displayed
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 def evaluate(run: Run, *, step: int) -> dict[str, Any]:
     """Evaluate and log under ``eval/<set>/<with|without>/<greedy|sampled>`` (success) and ``.../turns``; returns the metrics.
 
-    Sets: ``known`` (unseen episodes of the training environments) and ``heldout`` (environments never visited), as the configuration has
-    them.
+    Sets: ``known`` (unseen episodes of the training tasks) and ``heldout`` (tasks never trained on), as the configuration has them; of a
+    mixture also each part alone, as ``known.<part>``.
     """
     sampled = dataclasses.replace(run.collector.settings.sampling, seed=run.config.run.seed)
     modes = {"greedy": dataclasses.replace(sampled, temperature=0.0), "sampled": sampled}
@@ -37,13 +38,17 @@ def evaluate(run: Run, *, step: int) -> dict[str, Any]:
                     run.collect_deadline_s,
                     f"evaluation {name} {kind} experience",
                 )
-                won, played = success_rate(episodes)
-                key = f"eval/{name}/{kind}/{mode}"
-                metrics[key] = Sum(won, played)
-                metrics[f"{key}/turns"] = Sum(sum(len(e.turns) for e in episodes), played)
-                metrics[f"{key}/read"] = Sum(sum(bool(e.shown) for e in episodes), len(episodes))
+                for part, found in {"": episodes, **run.by_part(episodes)}.items():
+                    if found:
+                        metrics |= _metrics(found, f"eval/{name}{f'.{part}' if part else ''}/{kind}/{mode}")
     run.trackers.log(step, metrics)
     return metrics
+
+
+def _metrics(episodes: Sequence[Episode], key: str) -> dict[str, Sum]:
+    won, played = success_rate(episodes)
+    turns, read = sum(len(e.turns) for e in episodes), sum(bool(e.shown) for e in episodes)
+    return {key: Sum(won, played), f"{key}/turns": Sum(turns, played), f"{key}/read": Sum(read, len(episodes))}
 
 
 def main(config: Config, *, step: int | None = None) -> int:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 
-from crl_jax.config.check import undivided_rows
+from crl_jax.config.check import task_sets, undivided_rows
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.roles import MeshConfig, RoleConfig
-from crl_jax.config.schema import Config
+from crl_jax.config.schema import Config, TaskSetConfig
 from crl_jax.experience.extractor import DEFAULT_PROMPTS, ExtractorPrompts
 from crl_jax.experience.verdict import DEFAULT_GATE_PROMPTS, GatePrompts
 from crl_jax.models.attention import check_kernel
@@ -29,7 +29,8 @@ from crl_jax.models.load import load_codec, load_config, load_params
 from crl_jax.models.params import Params
 from crl_jax.records import Task
 from crl_jax.rollout.agent import ActorPrompts
-from crl_jax.rollout.tasks import Goal, fixed_tasks
+from crl_jax.rollout.collector import EnvSettings
+from crl_jax.rollout.tasks import Goal, Mixture, TaskStream, fixed_tasks
 from crl_jax.seeds import derive_seed
 from crl_jax.sharding.mesh import DATA, FSDP, make_mesh
 from crl_jax.sharding.reshard import serving_mesh
@@ -52,31 +53,57 @@ class RoleParts:
     params: Params
 
 
-def env_options(config: Config) -> dict[str, Any]:
-    """The constructor options of the run's environments."""
-    env = config.env
-    options: dict[str, Any] = {"style": env.style, "grammar": env.action_format, "max_turns": env.max_turns}
-    if env.family == "dungeon":
-        options |= {"hazards": env.hazards} | ({"size": env.size} if env.size else {}) | ({"kind": env.kind} if env.kind else {})
-    return options
+@dataclasses.dataclass(frozen=True)
+class RunTasks:
+    """What a run plays: the stream it trains on, the fixed sets it is evaluated on, and its environments by name."""
+
+    stream: TaskStream | Mixture
+    eval_sets: dict[str, list[Task]]  # known, and heldout where a family keeps tasks back
+    envs: dict[str, EnvSettings]
 
 
-def tasks(config: Config) -> tuple[list[Goal], dict[str, list[Task]]]:
-    """Training goals and the evaluation sets. Raises ConfigError for environments or options that do not exist."""
-    env, run = config.env, config.run
-    with _about("env.family" if env.family else "env.names"):
-        wanted = (env.family,) if env.family else env.names
-        found = [task for what in wanted for task in registry.tasks(what, env.split) or registry.tasks(what, "train")]
-    if env.count > len(found):
-        raise ConfigError(f"`env.count`: {env.count}, but there are {len(found)} environments: use 1 to {len(found)}, or 0 for all")
-    with _about("env"):
-        for name in {task.env for task in found}:
-            registry.spec(name, **env_options(config))
-    goals = _goals(found[: env.count] if env.count else found)
-    sets = {"known": fixed_tasks(goals, run.eval_episodes, run.seed, "eval/known")}
-    if env.family and (kept := registry.tasks(env.family, "heldout")):
-        sets["heldout"] = fixed_tasks(_goals(kept), run.eval_episodes, run.seed, "eval/heldout")
-    return goals, sets
+def run_tasks(config: Config) -> RunTasks:
+    """The tasks of ``config``. Raises ConfigError for environments or options that do not exist."""
+    seed, sets = config.run.seed, task_sets(config)
+    each = config.run.eval_episodes // len(sets)
+    streams: list[TaskStream] = []
+    evaluated: dict[str, list[list[Task]]] = {}
+    envs: dict[str, EnvSettings] = {}
+    for part, chosen in sets.items():
+        trained, kept = _tasks_of(chosen, f"env.mixture.{part}" if part else "env")
+        behind = f"/{part}" if part else ""
+        goals = _goals(trained)
+        streams.append(TaskStream(tuple(goals), seed, f"train{behind}"))
+        for name, tasks in (("known", goals), ("heldout", _goals(kept))):
+            if tasks:
+                evaluated.setdefault(name, []).append(fixed_tasks(tasks, each, seed, f"eval/{name}{behind}"))
+        found = _env_settings(config, part, chosen, {task.env for task in (*trained, *kept)})
+        if twice := found.keys() & envs.keys():
+            raise ConfigError(f"`env.mixture.{part}`: {sorted(twice)} are in another part already: an environment belongs to one part")
+        envs |= found
+    stream = streams[0] if len(streams) == 1 else Mixture(tuple(streams))
+    return RunTasks(stream, {name: [*itertools.chain(*lists)] for name, lists in evaluated.items()}, envs)
+
+
+def _tasks_of(chosen: TaskSetConfig, key: str) -> tuple[list[EnvTask], list[EnvTask]]:
+    """The tasks to train on, and those of the family that are kept back."""
+    with _about(f"{key}.family" if chosen.family else f"{key}.names"):
+        wanted = (chosen.family,) if chosen.family else chosen.names
+        splits = [(registry.tasks(what, "train"), registry.tasks(what, "heldout")) for what in wanted]
+        # A family without the split, or an environment named that is kept back, stands with the tasks it has.
+        found = [task for train, heldout in splits for task in (heldout or train if chosen.split == "heldout" else train or heldout)]
+        kept = [task for _, heldout in splits for task in heldout if task not in found]
+    if chosen.count > len(found):
+        raise ConfigError(f"`{key}.count`: {chosen.count}, but there are {len(found)} tasks: use 1 to {len(found)}, or 0 for all")
+    return found[: chosen.count] if chosen.count else found, kept
+
+
+def _env_settings(config: Config, part: str, chosen: TaskSetConfig, names: set[str]) -> dict[str, EnvSettings]:
+    key = f"env.mixture.{part}" if part else "env"
+    options = {"style": chosen.style, "grammar": config.env.action_format, "max_turns": chosen.max_turns, **chosen.options}
+    with _about(key):
+        specs = {name: registry.spec(name, **options) for name in sorted(names)}
+    return {name: EnvSettings(options, chosen.max_turns, spec.system_prompt, part) for name, spec in specs.items()}
 
 
 def actor_prompts(variant: str) -> ActorPrompts:

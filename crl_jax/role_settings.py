@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from crl_jax.config.check import rows_of_step
+from crl_jax.config.check import rows_of_step, task_sets
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.learner import objective
@@ -71,7 +71,7 @@ def optimizer_of(config: Config, name: str, role: RoleConfig) -> optax.GradientT
 
 def buckets_of(config: Config, name: str, role: RoleConfig, mesh: jax.sharding.Mesh) -> Buckets:
     """The batch shapes the role's train step compiles."""
-    turns = config.env.max_turns if name == "actor" else 1
+    turns = max(tasks.max_turns for tasks in task_sets(config).values()) if name == "actor" else 1
     return Buckets.of(
         rows=rows_of_step(config, name),
         max_length=role.max_length,

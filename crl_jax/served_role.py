@@ -82,7 +82,7 @@ def load_role(config: Config, name: str, source: Source) -> ServedRole:
     trie = None
     parts = lookup.role_parts(config, name)
     if name == "actor" and config.env.constrained:
-        goals, _ = lookup.tasks(config)
+        goals = lookup.run_tasks(config).stream.goals
         lookup.check_actions(config, goals, parts.codec)
         trie = action_trie(config, goals, parts.codec)
     serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(parts.mesh))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crl_jax import build
@@ -66,7 +66,7 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
             with spans("collect"):
                 batch = admission.take(step)
             admission.admit_before(step + 1 + config.run.max_lag)
-            metrics: dict[str, Any] = dict(_rollout_metrics(batch, run.actor.version))
+            metrics: dict[str, Any] = dict(_rollout_metrics(run, batch))
             with spans("bank"):
                 run.feed_bank(batch.episodes, step)
             with spans("actor_step"):
@@ -148,8 +148,8 @@ def _learn_extractor(run: build.Run, step: int) -> dict[str, Any]:
     return {f"extractor/{name}": value for name, value in sums.items()} | {"extractor/version": extractor.version}
 
 
-def _rollout_metrics(batch: Batch, version: int) -> dict[str, Any]:
-    episodes = batch.episodes
+def _rollout_metrics(run: build.Run, batch: Batch) -> dict[str, Any]:
+    episodes, version = batch.episodes, run.actor.version
     tokens = sum(int(e.log.loss_mask.sum()) for e in episodes)
     lags = [version - e.started_version for e in episodes]
     metrics: dict[str, Any] = {
@@ -163,11 +163,20 @@ def _rollout_metrics(batch: Batch, version: int) -> dict[str, Any]:
         "lag/mean": Sum(sum(lags), len(lags)),
         "lag/max": max(lags),
     }
-    for condition in Condition:
-        won, played = success_rate(episodes, condition)
-        if played:
-            metrics[f"success/{condition.value}"] = Sum(won, played)
+    metrics |= _success(episodes, "success")
+    for part, played in run.by_part(episodes).items():
+        steps = sum(len(e.turns) for e in played)
+        metrics |= _success(played, f"success_{part}") | {
+            f"rollout_{part}/turns": Sum(steps, len(played)),
+            f"rollout_{part}/invalid": Sum(sum(not t.valid for e in played for t in e.turns), steps),
+            f"rollout_{part}/env_errors": sum(e.reward is None for e in played),
+        }
     return metrics
+
+
+def _success(episodes: Sequence[Episode], name: str) -> dict[str, Sum]:
+    rates = {condition: success_rate(episodes, condition) for condition in Condition}
+    return {f"{name}/{condition.value}": Sum(won, played) for condition, (won, played) in rates.items() if played}
 
 
 def _out_of_time(config: Config, elapsed_s: float) -> bool:

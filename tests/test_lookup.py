@@ -20,13 +20,13 @@ def config(*overrides: str) -> Config:
         pytest.param(["env.family=castle"], "`env.family`: no environment family 'castle'", id="family"),
         pytest.param(["env.family=", "env.names=[dungeon/amber_celar]"], "dungeon/amber_cellar", id="name"),
         pytest.param(["env.count=99"], "use 1 to 36, or 0 for all", id="count"),
-        pytest.param(["env.size=2"], "use 6 to 18", id="size"),
-        pytest.param(["env.size=8", "env.kind=maze"], "odd for a maze", id="maze"),
+        pytest.param(["env.options.size=2"], "use 6 to 18", id="size"),
+        pytest.param(["env.options.size=8", "env.options.kind=maze"], "odd for a maze", id="maze"),
     ],
 )
 def test_environments_that_do_not_exist(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match="`env") as error:
-        lookup.tasks(config(*overrides))
+        lookup.run_tasks(config(*overrides))
     assert message in str(error.value)
 
 
@@ -66,21 +66,21 @@ def test_models_that_do_not_exist_or_do_not_fit(override: str, message: str) -> 
 def test_actions_that_the_tokenizer_cannot_write(overrides: list[str], message: str) -> None:
     wrong = config(*overrides)
     with pytest.raises(ConfigError) as error:
-        lookup.check_actions(wrong, lookup.tasks(wrong)[0], load_codec(wrong.actor.tokenizer))
+        lookup.check_actions(wrong, lookup.run_tasks(wrong).stream.goals, load_codec(wrong.actor.tokenizer))
     assert message in str(error.value)
 
 
 def test_actions_that_the_tokenizer_can_write() -> None:
     for overrides in ([], ["env.constrained=true", 'env.action_prefix=" "']):
         fine = config(*overrides)
-        lookup.check_actions(fine, lookup.tasks(fine)[0], load_codec(fine.actor.tokenizer))
+        lookup.check_actions(fine, lookup.run_tasks(fine).stream.goals, load_codec(fine.actor.tokenizer))
 
 
 def test_the_actors_of_the_shipped_recipes_can_write_their_actions() -> None:
     for recipe in (pathlib.Path(__file__).parents[1] / "configs").glob("*.yaml"):
         shipped = load(recipe)
         if shipped.actor.tokenizer == "builtin:micro":
-            lookup.check_actions(shipped, lookup.tasks(shipped)[0], load_codec("builtin:micro"))
+            lookup.check_actions(shipped, lookup.run_tasks(shipped).stream.goals, load_codec("builtin:micro"))
 
 
 def test_prompts_that_do_not_exist() -> None:
@@ -91,9 +91,9 @@ def test_prompts_that_do_not_exist() -> None:
 
 
 def test_what_exists_is_found() -> None:
-    goals, sets = lookup.tasks(config("env.count=2"))
-    assert len(goals) == 2
-    assert set(sets) == {"known", "heldout"}
+    tasks = lookup.run_tasks(config("env.count=2"))
+    assert len(tasks.stream.goals) == 2
+    assert set(tasks.eval_sets) == {"known", "heldout"}
     parts = lookup.role_parts(config(), "actor")
     assert parts.codec.tokenizer.vocab_size == parts.model.vocab_size
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from crl_jax.config.roles import LORA_TARGETS, RoleConfig
-from crl_jax.config.schema import Config
+from crl_jax.config.schema import Config, TaskSetConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,15 @@ class ConfigProblem:
 
 def check(config: Config) -> list[ConfigProblem]:
     """All problems of ``config``; an empty list means it can be run."""
-    found = [*_positive(config), *_group(config), *_names(config), *_bank(config), *_extractor(config), *_telemetry(config)]
+    found = [
+        *_positive(config),
+        *_group(config),
+        *_names(config),
+        *_tasks(config),
+        *_bank(config),
+        *_extractor(config),
+        *_telemetry(config),
+    ]
     found += [*_gate(config), *_reward(config)]
     for name, role in (("actor", config.actor), ("extractor", config.extractor)):
         found += _role(name, role)
@@ -63,7 +71,6 @@ def _positive(c: Config) -> Found:
         ("run.steps", c.run.steps),
         ("run.groups_per_step", c.run.groups_per_step),
         ("run.keep_last", c.run.keep_last),
-        ("env.max_turns", c.env.max_turns),
         ("run.collect_timeout_s", c.run.collect_timeout_s),
         ("env.call_timeout_s", c.env.call_timeout_s),
         ("bank.capacity", c.bank.capacity),
@@ -83,8 +90,6 @@ def _positive(c: Config) -> Found:
         ("run.eval_every", c.run.eval_every),
         ("run.save_every", c.run.save_every),
         ("run.deadline_s", c.run.deadline_s),
-        ("env.count", c.env.count),
-        ("env.size", c.env.size),
         ("env.workers", c.env.workers),
         ("bank.warmup_steps", c.bank.warmup_steps),
         ("bank.merge_every", c.bank.merge_every),
@@ -138,16 +143,43 @@ def _names(c: Config) -> Found:
         yield "run.name", f"{name!r} is no plain folder name: the run's files must stay inside run.dir"
     if ".." in c.run.dir.replace("\\", "/").split("/") or not c.run.dir:
         yield "run.dir", f"{c.run.dir!r}: name a folder without `..`"
-    if bool(c.env.names) == bool(c.env.family):
-        yield "env.names", "give either env.names (a list) or env.family, not both and not neither"
-    for task in c.env.names:
-        if task.startswith("/") or ".." in task.split("/"):
-            yield "env.names", f"{task!r} is no registry name"
     if c.env.constrained and c.env.action_format == "tagged":
         yield (
             "env.action_format",
             "a constrained reply is the action alone, without tags: set env.action_format=bare or env.constrained=false",
         )
+
+
+def task_sets(c: Config) -> dict[str, TaskSetConfig]:
+    """The sets of tasks by the name of their part of the mixture; one set without a name when there is no mixture."""
+    return c.env.mixture or {"": c.env}
+
+
+def _tasks(c: Config) -> Found:
+    parts = len(c.env.mixture)
+    if parts and (c.env.names or c.env.family):
+        yield "env.mixture", "goes instead of env.names and env.family: set env.names=[] and env.family= (they may come from `base`)"
+    for name, tasks in task_sets(c).items():
+        key = f"env.mixture.{name}" if name else "env"
+        if name and not (name.isidentifier() and name.isascii()):
+            yield "env.mixture", f"{name!r}: name a part with letters, digits and _; it becomes part of metric names"
+        if bool(tasks.names) == bool(tasks.family):
+            yield f"{key}.names", f"give either {key}.names (a list) or {key}.family, not both and not neither"
+        for task in tasks.names:
+            if task.startswith("/") or ".." in task.split("/"):
+                yield f"{key}.names", f"{task!r} is no registry name"
+        if tasks.max_turns <= 0:
+            yield f"{key}.max_turns", f"must be positive, got {tasks.max_turns}"
+        if tasks.count < 0:
+            yield f"{key}.count", f"must be 0 or more, got {tasks.count}"
+        for option in {"style", "grammar", "max_turns"} & set(tasks.options):
+            yield f"{key}.options", f"{option} is a setting of its own: {'env.action_format' if option == 'grammar' else f'{key}.{option}'}"
+    if parts and c.run.groups_per_step % parts:
+        yield "run.groups_per_step", f"{c.run.groups_per_step} groups do not divide over the {parts} parts of env.mixture: use a multiple"
+    if parts and c.run.eval_every and c.run.eval_episodes % parts:
+        yield "run.eval_episodes", f"{c.run.eval_episodes} episodes do not divide over the {parts} parts of env.mixture: use a multiple"
+    if parts and c.env.constrained:
+        yield "env.constrained", "a constraint knows one list of actions: set env.constrained=false for a mixture"
 
 
 def _role(name: str, r: RoleConfig) -> Found:

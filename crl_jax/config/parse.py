@@ -58,8 +58,25 @@ def build(cls: type[T], tree: Tree, path: str = "") -> T:
         dotted = f"{path}.{key}" if path else key
         if key not in hints:
             raise ConfigError(_unknown(key, dotted, path, list(hints), _place_of(node)))
-        values[key] = _section(hints[key], node, dotted) if dataclasses.is_dataclass(hints[key]) else _field(hints[key], node, dotted)
+        values[key] = _value(hints[key], node, dotted)
     return cls(**values)
+
+
+def _value(hint: Any, node: Any, dotted: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _section(hint, node, dotted)
+    if typing.get_origin(hint) is dict:
+        return _named(typing.get_args(hint)[1], node, dotted)
+    return _field(hint, node, dotted)
+
+
+def _named(hint: Any, node: Any, dotted: str) -> dict[str, Any]:
+    """A section whose keys are names of the user's own, each with a value of type ``hint``."""
+    if isinstance(node, Leaf):
+        if not node.value:  # nothing below the key, or {}
+            return {}
+        raise ConfigError(f"{node.place}: `{dotted}` is a section of names, got {_show(node.value)}")
+    return {name: _value(hint, value, f"{dotted}.{name}") for name, value in cast(Tree, node).items()}
 
 
 def _section(cls: Any, node: Any, dotted: str) -> Any:

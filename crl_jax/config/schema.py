@@ -44,21 +44,27 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvConfig:
-    """Which tasks, how they are shown, and how their processes are run.
-
-    Tasks are either listed by registry name (``names``) or drawn from a ``family`` (its ``split``, ``count`` of them).
-    """
+class TaskSetConfig:
+    """Tasks, and how they are shown. They are the tasks of the environments called ``names``, or those of a ``family``."""
 
     names: tuple[str, ...] = ()
     family: str = ""
     split: Literal["train", "heldout"] = "train"
-    count: int = 0  # tasks drawn from the family; 0 = all
-    style: Literal["full", "compact"] = "compact"
+    count: int = 0  # the first so many of these tasks; 0 = all
+    style: str = "compact"  # of the observations: full (sentences), compact (a few words), or another that the family has
     max_turns: int = 30
-    hazards: Literal["none", "trap", "monster", "both"] = "none"  # dungeon only
-    kind: Literal["room", "maze"] = "room"  # dungeon only
-    size: int = 0  # dungeon only: side of the level in squares; 0 = the family's default
+    options: dict[str, bool | int | float | str] = field(default_factory=dict[str, bool | int | float | str])  # the family's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig(TaskSetConfig):
+    """Which tasks, how they are shown, and how their processes are run.
+
+    Either one set of tasks, or a ``mixture`` of several, each under a name of its own: every step and every evaluation then has as many
+    groups of one as of another.
+    """
+
+    mixture: dict[str, TaskSetConfig] = field(default_factory=dict[str, TaskSetConfig])
     workers: int = 1  # environment processes
     call_timeout_s: float = 10.0  # one reset or step
     action_format: Literal["bare", "tagged"] = "bare"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from crl_jax.errors import UserError
@@ -36,17 +36,24 @@ class Bank(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class EnvSettings:
+    """How one environment is made and played."""
+
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its constructor
+    max_turns: int = 30
+    system_prompt: str = ""
+    part: str = ""  # of the mixture it belongs to
+
+
+@dataclasses.dataclass(frozen=True)
 class CollectSettings:
-    """How episodes are played. ``guided`` of every ``group_size`` episodes retrieve; ``env_options`` go to the environment's
-    constructor."""
+    """How episodes are played. ``guided`` of every ``group_size`` episodes retrieve; ``envs``: the environments by name."""
 
     group_size: int
     guided: int
     sampling: SamplingParams
-    max_turns: int
     ask_uses: int
-    env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    system_prompts: dict[str, str] = dataclasses.field(default_factory=dict)  # by environment name
+    envs: Mapping[str, EnvSettings]
 
 
 class Collector:
@@ -121,8 +128,8 @@ class Collector:
             condition=condition,
             task=task,
             sampling=dataclasses.replace(sampling, seed=derive_seed(sampling.seed, episode)),
-            max_turns=self.settings.max_turns,
-            system=self.settings.system_prompts.get(task.env, ""),
+            max_turns=self.settings.envs[task.env].max_turns,
+            system=self.settings.envs[task.env].system_prompt,
             lessons=tuple(lessons),
             ask_uses=uses if condition is Condition.GUIDED else 0,
         )
@@ -155,7 +162,8 @@ class Collector:
 
     async def _lease(self, env: str) -> Lease:
         """An environment. A worker that died meanwhile has been replaced, so one more try finds the new one."""
+        options = self.settings.envs[env].options
         try:
-            return await self.pool.lease(env, self.settings.env_options)
+            return await self.pool.lease(env, options)
         except EnvError:
-            return await self.pool.lease(env, self.settings.env_options)
+            return await self.pool.lease(env, options)

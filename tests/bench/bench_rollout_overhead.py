@@ -179,7 +179,8 @@ class Side:
 
 async def measure(config: Config, args: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     """Both sides, block by block."""
-    goals, _ = lookup.tasks(config)
+    tasks = lookup.run_tasks(config)
+    goals = tasks.stream.goals
     codec = load_codec(config.actor.tokenizer)
     actions = list(dict.fromkeys(a for goal in goals for a in registry.spec(goal.env).actions))
     sampler = ConstantSampler(codec, actions, args.reply_ms / 1000)
@@ -189,15 +190,14 @@ async def measure(config: Config, args: argparse.Namespace, folder: pathlib.Path
         group_size=GROUP_SIZE,
         guided=GROUP_SIZE // 2,
         sampling=SamplingParams(12, stop_ids=codec.stop_ids, seed=1),
-        max_turns=config.env.max_turns,
         ask_uses=0,
-        env_options=lookup.env_options(config),
+        envs=tasks.envs,
     )
     prompts = lookup.actor_prompts(config.actor.prompt)
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(EnvPool(workers=1, call_timeout_s=60.0))
         manager = await stack.enter_async_context(manager_of(store, embedder, args.reply_ms / 1000, args.entries))
-        stream = TaskStream(tuple(goals), 0)
+        stream = TaskStream(goals, 0)
         plain = Side(Collector(pool, sampler, codec, prompts, None, settings), stream, None)
         guided = Side(Collector(pool, sampler, codec, prompts, ManagedBank(manager), settings), stream, manager)
         await plain.block(count=False)

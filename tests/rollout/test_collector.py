@@ -7,10 +7,11 @@ import pytest
 
 from crl_jax.records import SamplingParams, Task
 from crl_jax.rollout import collector
-from crl_jax.rollout.collector import Collector, CollectSettings, PromptTooLong
+from crl_jax.rollout.collector import Collector, CollectSettings, EnvSettings, PromptTooLong
 from crl_jax.rollout.pool import EnvError
 
 TASKS = [Task("dungeon/a", 1, "find it", "dungeon"), Task("dungeon/b", 2, "find it", "dungeon")]
+ENVS = [task.env for task in TASKS]
 
 
 class Pool:
@@ -34,7 +35,9 @@ def play(pool, monkeypatch, turns=("a turn",), reward=1.0):
         return types.SimpleNamespace(turns=turns, reward=reward, group_id=plan.group_id, log=range(30))
 
     monkeypatch.setattr(collector, "run_episode", run_episode)
-    settings = CollectSettings(group_size=2, guided=0, sampling=SamplingParams(8), max_turns=3, ask_uses=0)
+    settings = CollectSettings(
+        group_size=2, guided=0, sampling=SamplingParams(8), ask_uses=0, envs=dict.fromkeys(ENVS, EnvSettings(max_turns=3))
+    )
     sampler = types.SimpleNamespace(max_length=32, version=0)
     return asyncio.run(Collector(pool, sampler, None, None, None, settings).groups(TASKS, batch_id="s0"))
 

@@ -8,7 +8,7 @@ import pytest
 from crl_jax.experience.verdict import GatePrompts
 from crl_jax.records import Completion, Condition, Decision, Finish, Provenance, SamplingParams, Task, Usage, Verdict
 from crl_jax.rollout.agent import ActorPrompts, Plan
-from crl_jax.rollout.collector import Collector, CollectSettings
+from crl_jax.rollout.collector import Collector, CollectSettings, EnvSettings
 from crl_jax.rollout.gate import Gate, GateQuestionTooLong, GateSettings
 
 STOP = 0
@@ -107,7 +107,9 @@ SAMPLING = SamplingParams(8, temperature=0.7, stop_ids=(STOP,), seed=5, constrai
 
 
 def make(actor, *, bank=None, timeout_s=20.0, usage=None, **changes):
-    settings = CollectSettings(**{"group_size": 4, "guided": 2, "sampling": SAMPLING, "max_turns": 3, "ask_uses": 0, **changes})
+    settings = CollectSettings(
+        **{"group_size": 4, "guided": 2, "sampling": SAMPLING, "ask_uses": 0, "envs": {TASKS[0].env: EnvSettings(max_turns=3)}, **changes}
+    )
     gate_settings = GateSettings(PROMPTS, max_new_tokens=100, timeout_s=timeout_s, system="rules {env}")
     gate = Gate(actor, Letters(), gate_settings, lambda i: (usage or {}).get(i, Usage()), clock=iter(range(100)).__next__)
     prompts = ActorPrompts(system="", lesson="lesson: {text}")
