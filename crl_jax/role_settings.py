@@ -86,6 +86,14 @@ def objective_of(config: Config, name: str) -> objective.Objective:
     """What the role called ``name`` minimises."""
     if name == "actor":
         a = config.actor.loss
-        return objective.actor(ratio=a.ratio, clip_low=a.clip_low, clip_high=a.clip_high, aggregation=a.aggregate)
+        return objective.actor(
+            ratio=a.ratio,
+            clip_low=a.clip_low,
+            clip_high=a.clip_high,
+            aggregation=a.aggregate,
+            correction=a.correction,
+            correction_low=a.correction_low,
+            correction_high=a.correction_high,
+        )
     e = config.extractor.loss
     return objective.extractor(eps_low=e.eps_low, eps_high=e.eps_high, aggregation=e.aggregate)

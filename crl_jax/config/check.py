@@ -120,6 +120,14 @@ def _group(c: Config) -> Found:
             )
     if run.sync and run.max_lag > 0:
         yield "run.max_lag", f"a synchronous run has lag 0, got {run.max_lag}: set run.max_lag=0 or run.sync=false"
+    loss = c.actor.loss
+    if loss.correction == "none" and run.max_lag > 0:
+        yield (
+            "actor.loss.correction",
+            f"none, but episodes may be {run.max_lag} versions old (run.max_lag): use ratio, tis or icepop, or set run.max_lag=0",
+        )
+    if not 0 <= loss.correction_low <= 1 <= loss.correction_high:
+        yield "actor.loss.correction_low", "correction_low and correction_high are values of the ratio: 0 <= low <= 1 <= high"
     if c.actor.sampling.temperature == 0 and run.group_size > 1:
         yield (
             "actor.sampling.temperature",

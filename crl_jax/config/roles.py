@@ -53,6 +53,9 @@ class ActorLossConfig:
     ratio: Literal["token", "sequence"] = "token"
     clip_low: float = 0.2  # ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
+    correction: Literal["ratio", "none", "tis", "icepop"] = "ratio"  # for older weights and another engine; ratio = the clipped ratio is it
+    correction_low: float = 0.5  # icepop: tokens (sequences, with ratio=sequence) whose ratio lies outside [low, high] teach nothing
+    correction_high: float = 2.0  # tis: the ratio is truncated here
     aggregate: Aggregate = "seq_mean_token_mean"
     normalise: Literal["mean", "mean_std"] = "mean_std"  # mean: A = r - mean; mean_std: divided by the standard deviation too
     advantage_over: Literal["subgroup", "group"] = "subgroup"  # group = the cross-group ablation

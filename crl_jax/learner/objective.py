@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from crl_jax.losses.aggregate import Aggregation, aggregate
 from crl_jax.losses.cispo import cispo_loss
+from crl_jax.losses.correction import Correction, corrected_loss
 from crl_jax.losses.grpo import grpo_loss
 from crl_jax.losses.ratio import RatioLevel, TokenLoss, importance_ratio
 
@@ -42,8 +44,16 @@ def actor(
     clip_high: float = 0.2,
     aggregation: Aggregation = "seq_mean_token_mean",
     normaliser: float | None = None,
+    correction: Correction | Literal["ratio"] = "ratio",
+    correction_low: float = 0.5,
+    correction_high: float = 2.0,
 ) -> Objective:
-    """Clipped surrogate (paper Eq. 5), ratio against the behaviour log-probs in the batch. Raises ValueError for a bad range."""
+    """Clipped surrogate (paper Eq. 5), ratio against the behaviour log-probs in the batch; or, with another ``correction``, the gradient
+    weighted as in ``losses.correction``. Raises ValueError for a bad range.
+    """
+    if correction != "ratio":
+        token_loss = functools.partial(corrected_loss, correction=correction, level=ratio, low=correction_low, high=correction_high)
+        return Objective(token_loss, aggregation, normaliser)
     return Objective(functools.partial(grpo_loss, ratio=ratio, clip_low=clip_low, clip_high=clip_high), aggregation, normaliser)
 
 

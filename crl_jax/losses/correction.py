@@ -1,27 +1,61 @@
-"""Truncated importance sampling: a weight for the mismatch between the engine that sampled and the engine that trains.
+"""Policy gradient with an importance weight for what lies between the policy that sampled and the one that is trained: other weights (an
+asynchronous run) and another engine.
 
-Owns: the token weight. Promises: no gradient flows through it, it is 1 at masked slots and never above the cap.
-Does not: enter the default objectives. Those take their ratio against the behaviour log-probs directly, which already accounts for
-the mismatch; the weight is for a loss whose ratio is taken against log-probs recomputed by the training engine.
+Owns: the weights and the loss that is multiplied with them, an alternative to the clipped surrogate of ``losses.grpo`` (whose ratio
+corrects the same gap).
+Promises: d loss / d logp = -weight x A, the weight without gradient; masked slots have weight 1 and may hold anything.
+Does not: aggregate, or compute advantages.
+
+``none``    weight 1: right only for samples of exactly the trained policy.
+``tis``     min(rho, high): truncated importance sampling. Large ratios would raise the variance, small ones are kept.
+``icepop``  rho inside [low, high], 0 outside: tokens on which the two disagree too much teach nothing.
+rho is the ratio of the token, or (level ``sequence``) the product of the row's ratios, the same for all its tokens.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from crl_jax.losses.ratio import importance_ratio
+from crl_jax.losses.ratio import LOG_RATIO_LIMIT, RatioLevel, TokenLoss, importance_ratio
+
+Correction = Literal["none", "tis", "icepop"]
 
 
-def truncated_weights(
-    proximal_logps: Float[Array, "B N"], behaviour_logps: Float[Array, "B N"], mask: Bool[Array, "B N"], *, cap: float = 2.0
-) -> Float[Array, "B N"]:
-    """w = min(exp(proximal - behaviour), cap) per token, to multiply a per-token loss with.
+def corrected_loss(
+    logps: Float[Array, "B N"],
+    behaviour_logps: Float[Array, "B N"],
+    advantages: Float[Array, "B N"],
+    mask: Bool[Array, "B N"],
+    *,
+    correction: Correction,
+    level: RatioLevel = "token",
+    low: float = 0.5,
+    high: float = 2.0,
+) -> TokenLoss:
+    """loss = -sg(weight) A logp per token; 0 where ``mask`` is False. ``clipped`` marks tokens whose weight is not rho itself.
 
-    ``proximal_logps``: log-probs of the sampled weights recomputed by the training engine. Raises ValueError for a cap below 1 (it
-    would scale every token down).
+    Raises ValueError unless 0 <= low <= 1 <= high: both are values of the ratio, not distances from 1.
     """
-    if cap < 1.0:
-        raise ValueError(f"cap {cap} must be >= 1: it is the largest weight itself, not a distance from 1")
-    return jax.lax.stop_gradient(jnp.minimum(importance_ratio(proximal_logps, behaviour_logps, mask), cap))
+    if not 0.0 <= low <= 1.0 <= high:
+        raise ValueError(f"low {low} and high {high} are values of the ratio itself: 0 <= low <= 1 <= high")
+    rho = jax.lax.stop_gradient(
+        _product(logps, behaviour_logps, mask) if level == "sequence" else importance_ratio(logps, behaviour_logps, mask)
+    )
+    weight = jnp.clip(rho, 1.0, 1.0)  # none
+    if correction == "tis":
+        weight = jnp.minimum(rho, high)
+    elif correction == "icepop":
+        weight = jnp.where((rho >= low) & (rho <= high), rho, 0.0)
+    gain = jnp.where(mask, advantages, 0.0)
+    return TokenLoss(-weight * gain * jnp.where(mask, logps, 0.0), rho, mask & (weight != rho))
+
+
+def _product(logps: Float[Array, "B N"], behaviour_logps: Float[Array, "B N"], mask: Bool[Array, "B N"]) -> Float[Array, "B N"]:
+    """The ratio of the whole row's probability, in each of its trained tokens; 1 elsewhere."""
+    log_ratio = jnp.where(mask, logps, 0.0) - jnp.where(mask, behaviour_logps, 0.0)
+    total = jnp.sum(log_ratio, axis=-1, keepdims=True)
+    return jnp.where(mask, jnp.exp(jnp.clip(total, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)), 1.0)

@@ -42,6 +42,8 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("run.group_size=5", "use an even group_size", id="even-split"),
         pytest.param("extractor.loss.eps_high=1.28", "for a cap of 1.28 write 0.28", id="L19-cispo-cap"),
         pytest.param("actor.loss.clip_high=1.2", "for a cap of 1.2 write 0.2", id="L19-grpo-cap"),
+        pytest.param("actor.loss.correction=none", "use ratio, tis or icepop", id="asynchronous-without-correction"),
+        pytest.param("actor.loss.correction_high=0.8", "are values of the ratio", id="correction-as-distance"),
         pytest.param("run.max_lag=-1", "must be 0 or more", id="lag"),
         pytest.param("run.sync=true", "a synchronous run has lag 0", id="sync-lag"),
         pytest.param("actor.microbatches=3", "does not divide the 128 episodes", id="actor-microbatches"),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from crl_jax.losses.cispo import cispo_loss
-from crl_jax.losses.correction import truncated_weights
 from crl_jax.losses.grpo import grpo_loss
 from crl_jax.losses.ratio import importance_ratio
 
@@ -106,12 +105,3 @@ def test_ratio_is_finite_for_any_finite_logps() -> None:
     far = importance_ratio(jnp.array([[0.0, -1e4]]), jnp.array([[-1e4, 0.0]]), jnp.ones((1, 2), bool))
     assert bool(jnp.isfinite(far).all())
     assert bool(jnp.isfinite(jnp.square(far)).all())
-
-
-def test_truncated_weights_have_a_cap_and_no_gradient() -> None:
-    new, old = jnp.log(jnp.array([[0.9, 0.2, 0.5]])), jnp.log(jnp.array([[0.1, 0.4, 0.5]]))
-    mask = jnp.array([[True, True, False]])
-    np.testing.assert_allclose(truncated_weights(new, old, mask, cap=2.0), [[2.0, 0.5, 1.0]], rtol=1e-6)
-    assert np.array_equal(jax.grad(lambda x: truncated_weights(x, old, mask).sum())(new), np.zeros((1, 3)))
-    with pytest.raises(ValueError, match="largest weight"):
-        truncated_weights(new, old, mask, cap=0.5)
