@@ -103,7 +103,7 @@ def test_mistakes_are_said_before_the_model_is_loaded(arguments, said, tmp_path,
 @contextlib.contextmanager
 def process(*arguments):
     """A server process and its address."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     cache = f"run.compile_cache={jax.config.jax_compilation_cache_dir}"
     command = [sys.executable, "-m", "crl_jax.cli", *SERVE, cache, "actor.slots=4", "actor.chunk_buckets=[12]", "--port", "0", *arguments]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
