@@ -17,9 +17,7 @@ from typing import Literal
 
 Grammar = Literal["bare", "tagged"]
 
-_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
-_REASONING_TAIL = re.compile(r"<think>.*\Z", re.DOTALL | re.IGNORECASE)
-_REASONING_HEAD = re.compile(r"\A.*</think>", re.DOTALL | re.IGNORECASE)
+_THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
 _ACTION = re.compile(r"<action>([^<>]*)</action>", re.IGNORECASE)
 
 
@@ -46,5 +44,14 @@ def one_of(actions: tuple[str, ...], text: str) -> str | None:
 
 
 def without_reasoning(reply: str) -> str:
-    """What is said outside ``<think>..</think>``, by the rules of the module's docstring."""
-    return _REASONING_HEAD.sub("", _REASONING_TAIL.sub("", _REASONING.sub("", reply)))
+    """What is said outside ``<think>..</think>``, by the rules of the module's docstring. Its time grows with the reply's length only."""
+    said, start, inside = [], 0, False
+    for tag in _THINK.finditer(reply):
+        if tag[1]:
+            if not inside:  # the chat template opened it: all before was reasoning
+                said.clear()
+            start, inside = tag.end(), False
+        elif not inside:
+            said.append(reply[start : tag.start()])
+            inside = True
+    return "".join(said) + ("" if inside else reply[start:])

@@ -34,3 +34,9 @@ def test_bare_action_is_the_whole_reply(reply, action):
 def test_unknown_grammar_is_an_error():
     with pytest.raises(ValueError, match="bare"):
         parse_action("left", ACTIONS, "loose")  # pyright: ignore[reportArgumentType]
+
+
+def test_thousands_of_unclosed_tags_are_read_in_time_that_grows_with_their_number():
+    """A pattern that looks for the closing tag from every opening one would take minutes here."""
+    assert parse_action("<think>" * 100_000 + "</think><action>up</action>", ACTIONS, "tagged") == "up"
+    assert parse_action("<think></think>" * 50_000 + "<action>" * 50_000, ACTIONS, "tagged") is None
