@@ -20,6 +20,7 @@ from envs.api import EnvSpec, EnvTask, EnvUnavailable, Split, TextEnv
 _FAMILIES = {
     "minihack": "envs.minihack.tasks",
     "dungeon": "envs.dungeon.dungeons",
+    "webshop": "envs.webshop.tasks",
 }
 
 
