@@ -4,7 +4,7 @@
       collect groups of episodes: half guided by an experience from the bank, half free         (collector, concurrently, bounded lag)
       hand every finished episode to the bank's manager: usage, credit, distillation            (manager, concurrently)
       actor:      A within (group, condition); one clipped policy-gradient step                 (GRPO, paper Eq. 5)
-      extractor:  when its buffer is full, one CISPO step on the experiences' mean rewards      (paper Eq. 3, 7)
+      extractor:  when its buffer is full, one CISPO step on the experiences' mean rewards      (paper Eq. 3, 7; in its own thread)
       publish both weights to their samplers
 
 Owns: the order of things in a run. Promises: lag is at most ``run.max_lag`` versions; every wait has a deadline; a run that stops, for
@@ -22,8 +22,9 @@ from typing import Any
 from crl_jax import build
 from crl_jax.config.schema import Config
 from crl_jax.evaluate import evaluate
+from crl_jax.extractor_learner import ExtractorLearner
 from crl_jax.records import Condition, Episode, Group, Sum
-from crl_jax.rollout.assemble import actor_samples, extractor_samples, success_rate
+from crl_jax.rollout.assemble import actor_samples, success_rate
 from crl_jax.run_state import RunCounters, restore_run, save_run
 from crl_jax.telemetry.progress import progress_line
 from crl_jax.telemetry.report import print_report
@@ -52,7 +53,7 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
     part of the run.
     """
     spans = Spans()
-    with build.open_run(config, resume=resume) as run:
+    with build.open_run(config, resume=resume) as run, ExtractorLearner(run) as extractor:
         with spans("restore"):
             counters = restore_run(run) if resume else RunCounters()
         out(run.describe(counters.step))
@@ -71,10 +72,14 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
                 run.feed_bank(batch.episodes, step)
             with spans("actor_step"):
                 metrics |= _learn_actor(run, batch)
-            with spans("extractor_step"):
-                metrics |= _learn_extractor(run, step)
-            counters = counters.after(batch.episodes, run.extractor_updates)
             last = step + 1 == config.run.steps or _out_of_time(config, run.clock() - started)
+            saves = last or (config.run.save_every > 0 and (step + 1) % config.run.save_every == 0)
+            with spans("extractor_step"):
+                extractor.step(step)
+                if saves:
+                    extractor.settle()  # what is saved must not change meanwhile
+                metrics |= extractor.metrics()
+            counters = counters.after(batch.episodes, run.extractor_updates)
             if last or (config.run.eval_every and (step + 1) % config.run.eval_every == 0):
                 with spans("evaluate"):
                     evaluate(run, step=step + 1)
@@ -85,7 +90,7 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
             out(progress_line(step + 1, config.run.steps, metrics, phases))
             # After the row of the step, so that a resumed run has the rows of all steps it does not take again; the seconds of this
             # span are in the row of the next step.
-            if last or (config.run.save_every and (step + 1) % config.run.save_every == 0):
+            if saves:
                 with spans("checkpoint"):
                     save_run(run, counters)
             if last:
@@ -128,24 +133,6 @@ def _learn_actor(run: build.Run, batch: Batch) -> dict[str, Any]:
         metrics |= {f"actor/{name}": value for name, value in run.actor.update(samples).items()}
         run.actor.publish()
     return metrics | {"actor/version": run.actor.version}
-
-
-def _learn_extractor(run: build.Run, step: int) -> dict[str, Any]:
-    extractor, loss = run.extractor, run.config.extractor.loss
-    if extractor is None:
-        return {}
-    sums: dict[str, Sum] = {}
-    while run.trains_extractor and (evidence := run.pop_evidence(step)) is not None:
-        samples, weights = extractor_samples(evidence, step=step, alpha=loss.alpha, cooldown_steps=loss.cooldown_steps)
-        found = extractor.update(samples) | {
-            "reward": Sum(sum(e.reward for e in evidence), len(evidence)),
-            "weight": Sum(sum(weights), len(weights)),
-            "lag": Sum(sum(extractor.version - e.generation.versions[0] for e in evidence), len(evidence)),
-        }
-        sums = {name: value + sums[name] if name in sums else value for name, value in found.items()}
-        run.record_training(evidence, weights, step)
-        extractor.publish()
-    return {f"extractor/{name}": value for name, value in sums.items()} | {"extractor/version": extractor.version}
 
 
 def _rollout_metrics(run: build.Run, batch: Batch) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""When the extractor learns: in turn with the actor, or beside it in a thread of its own.
+
+Owns: the order pop evidence, update, record, publish, and the thread.
+Promises: at most one batch is being learned at a time; beside the actor, neither model waits for the other: ``step`` only looks; an error
+of the thread is raised by the next call; after ``settle`` nothing is under way. In turn (a synchronous run) every full batch is learned
+before ``step`` returns.
+Does not: decide what a batch is (the bank's buffer does) or touch the actor.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from typing import TYPE_CHECKING, Any
+
+from crl_jax.records import Sum
+from crl_jax.rollout.assemble import extractor_samples
+
+if TYPE_CHECKING:
+    from crl_jax.build import Run
+
+Sums = dict[str, Sum]
+
+
+class ExtractorLearner:
+    """The extractor's updates of one run; use as a context manager."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._active = run.extractor is not None and run.trains_extractor
+        self._thread = None if run.config.run.sync else concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="extractor-learner")
+        self._under_way: concurrent.futures.Future[Sums] | None = None
+        self._sums: Sums = {}
+        self._busy_s = 0.0  # of updates that have ended since the last metrics
+
+    def step(self, step: int) -> None:
+        """Learn what is ready at ``step``, or have it learned. Raises what the last update raised."""
+        if not self._active:
+            return
+        if self._thread is None:
+            while (found := self._update(step)) is not None:
+                self._add(found)
+        elif self._under_way is None or self._under_way.done():
+            self.settle()
+            self._under_way = self._thread.submit(self._all_ready, step)
+
+    def settle(self) -> None:
+        """Wait until nothing is being learned. Raises what it raised, TimeoutError when it takes too long."""
+        if self._under_way is None:
+            return
+        deadline_s = self._run.collect_deadline_s
+        try:
+            self._add(self._under_way.result(timeout=deadline_s))
+        except concurrent.futures.TimeoutError:
+            if self._under_way.done():
+                raise
+            raise TimeoutError(f"the extractor's update did not end within {deadline_s:.0f} s (raise run.collect_timeout_s)") from None
+        self._under_way = None
+
+    def metrics(self) -> dict[str, Any]:
+        """What the updates that ended since the last call measured, and the version served now."""
+        if self._run.extractor is None:
+            return {}
+        sums, self._sums = self._sums, {}
+        busy_s, self._busy_s = self._busy_s, 0.0
+        served = {"extractor/version": self._run.extractor.version, "extractor/busy_s": busy_s}
+        return {f"extractor/{name}": value for name, value in sums.items()} | served
+
+    def __enter__(self) -> ExtractorLearner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _all_ready(self, step: int) -> Sums:
+        sums: Sums = {}
+        while (found := self._update(step)) is not None:
+            sums = _plus(sums, found)
+        return sums
+
+    def _update(self, step: int) -> Sums | None:
+        """One batch, if one is full: what it measured."""
+        run, extractor, loss = self._run, self._run.extractor, self._run.config.extractor.loss
+        assert extractor is not None
+        if (evidence := run.pop_evidence(step)) is None:
+            return None
+        started = time.perf_counter()
+        samples, weights = extractor_samples(evidence, step=step, alpha=loss.alpha, cooldown_steps=loss.cooldown_steps)
+        found: Sums = extractor.update(samples) | {
+            "reward": Sum(sum(e.reward for e in evidence), len(evidence)),
+            "weight": Sum(sum(weights), len(weights)),
+            "lag": Sum(sum(extractor.version - e.generation.versions[0] for e in evidence), len(evidence)),
+        }
+        run.record_training(evidence, weights, step)
+        extractor.publish()
+        self._busy_s += time.perf_counter() - started
+        return found
+
+    def _add(self, found: Sums) -> None:
+        self._sums = _plus(self._sums, found)
+
+
+def _plus(a: Sums, b: Sums) -> Sums:
+    return a | {name: a[name] + value if name in a else value for name, value in b.items()}
