@@ -37,13 +37,14 @@ DIRECTIONS = {
     (-1, 0): "west",
     (-1, -1): "northwest",
 }
-THINGS = ("stairs", "trap", "monster", "door", "key", "boulder", "water")  # in the order they are told
+THINGS = ("stairs", "trap", "monster", "door", "key", "boulder", "water", "lava")  # in the order they are told
 MARKS = ("here", "blocked", "hurt", "unknown")  # "unknown" is the notice for a reply that was no action
 
 # Offsets of the map symbols among the game's "cmap" glyphs (NetHack 3.6 defsym.h).
 _OPEN_OR_CLOSED_DOORS = range(13, 17)
 _STAIRS_DOWN = 24
 _WATER = (32, 41)
+_LAVA = 34
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ def _thing_of_glyph() -> Int8[np.ndarray, " glyphs"]:
     kinds[cmap + _STAIRS_DOWN] = THINGS.index("stairs")
     kinds[[cmap + i for i in _OPEN_OR_CLOSED_DOORS]] = THINGS.index("door")
     kinds[[cmap + i for i in _WATER]] = THINGS.index("water")
+    kinds[cmap + _LAVA] = THINGS.index("lava")
     for glyph in range(nethack.GLYPH_OBJ_OFF, nethack.GLYPH_CMAP_OFF):
         name = _object_name(glyph)
         if name in ("boulder", "key"):

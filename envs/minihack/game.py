@@ -3,7 +3,7 @@
 Owns: seeding, the clock of the game, and what is on the screen when the game ends.
 Promises: (1) a seed fixes the whole episode: the three random streams of the game, and the effects it would otherwise take from the
 calendar (moon phase, night). (2) ``screen`` after the last step is the true last screen: NLE blanks its arrays while it leaves the game, so
-they are copied before that.
+they are copied before that. (3) An ending is told as what it is: some levels end "successfully" on what they forbid, which is a FAILURE.
 Does not: put anything into words, or count turns.
 """
 
@@ -24,16 +24,18 @@ from envs.api import EnvUnavailable
 
 _KEYS = ("glyphs", "chars", "blstats", "message", "screen_descriptions", "inv_strs", "inv_letters")
 _NO_LIMIT = 10**9  # NLE reports its own time limit as a death; turns are limited outside
+_ESCAPE, _IN_QUESTION = 27, 1  # a key; the place in NLE's "internal" that says that a single key is awaited as an answer
 _BLSTATS = {"x": 0, "y": 1, "hp": 10, "max_hp": 11, "time": 20}
 
 
 class Ending(enum.IntEnum):
-    """The game's own verdict after a step (NLE ``end_status``)."""
+    """The verdict after a step: NLE's ``end_status``, and FAILURE for a level that ended as done with a reward below 0 (a Memento board)."""
 
     ABORTED = -1
     RUNNING = 0
     DEATH = 1
     SUCCESS = 2
+    FAILURE = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Screen:
     hp: int
     max_hp: int
     time: int  # game turns that have passed
+    asking: bool = False  # the game waits for the answer to the question in ``message``
 
 
 def load_minihack() -> Any:
@@ -71,7 +74,7 @@ class Game:
     def __init__(self, environment: type[Any], **options: Any):
         build = _compiling_once(environment)
         self._env = build(observation_keys=_KEYS, max_episode_steps=_NO_LIMIT, penalty_step=0.0, fix_moon_phase=True, **options)
-        self._index = {key: self._env._observation_keys.index(key) for key in (*_KEYS, "program_state")}
+        self._index = {key: self._env._observation_keys.index(key) for key in (*_KEYS, "program_state", "internal")}
         self._last: tuple[np.ndarray, ...] | None = None
         self._press = self._env.nethack.step
         self._env.nethack.step = self._press_and_watch
@@ -89,11 +92,19 @@ class Game:
 
     def step(self, command: int) -> tuple[Screen, Ending]:
         """Send the command with this index in ``commands``."""
-        *_, info = self._env.step(command)
+        _, reward, *_, info = self._env.step(command)
         ending = Ending(int(info["end_status"]))
+        if ending == Ending.SUCCESS and reward < 0:
+            ending = Ending.FAILURE
         if ending != Ending.RUNNING and self._last is None:
             self._last = self._env._previous_obs  # it died without a death screen: show the one before (a copy that MiniHack made)
         return self.screen(), ending
+
+    def decline(self) -> Screen:
+        """Leave the question that the game asks, as a player does with Escape; the screen still shows the question."""
+        question = self.screen().message
+        self._env.last_observation, _ = self._env.nethack.step(_ESCAPE)
+        return dataclasses.replace(self.screen(), message=question)
 
     def screen(self) -> Screen:
         """The present screen, or the last one of a finished game."""
@@ -103,7 +114,8 @@ class Game:
             f"{chr(letter)}: {_text(line)}" for letter, line in zip(at["inv_letters"], at["inv_strs"], strict=True) if letter and line[0]
         )
         stats = {name: int(at["blstats"][i]) for name, i in _BLSTATS.items()}
-        return Screen(at["glyphs"], at["chars"], at["screen_descriptions"], _text(at["message"]), inventory, **stats)
+        asking = self._last is None and bool(at["internal"][_IN_QUESTION])
+        return Screen(at["glyphs"], at["chars"], at["screen_descriptions"], _text(at["message"]), inventory, **stats, asking=asking)
 
     def close(self) -> None:
         """End the game and remove its temporary files."""

@@ -50,8 +50,7 @@ def test_N03_seed_fixes_the_episode_byte_for_byte(monsters):
     other.close()
 
 
-@pytest.mark.parametrize("style", ["full", "compact"])
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize(("name", "style"), [(name, style) for name in tasks.names() for style in tasks.styles(name)])
 def test_every_task_creates_and_steps(name, style):
     env = registry.make(f"minihack/{name}", style=style, grammar="bare")
     assert isinstance(env, TextEnv)
