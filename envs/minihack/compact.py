@@ -111,20 +111,19 @@ def _nearest(screen: Screen) -> dict[str, str]:
 @functools.cache
 def _thing_of_glyph() -> Int8[np.ndarray, " glyphs"]:
     """For each glyph of the game the index in ``THINGS``, or -1 for what is not worth a word."""
-    nethack = _nethack()
-
-    kinds = np.full(nethack.MAX_GLYPH + 1, -1, np.int8)
-    for glyph in range(nethack.MAX_GLYPH):
-        if nethack.glyph_is_monster(glyph) or nethack.glyph_is_invisible(glyph):
+    game = nethack()
+    kinds = np.full(game.MAX_GLYPH + 1, -1, np.int8)
+    for glyph in range(game.MAX_GLYPH):
+        if game.glyph_is_monster(glyph) or game.glyph_is_invisible(glyph):
             kinds[glyph] = THINGS.index("monster")
-        elif nethack.glyph_is_trap(glyph):
+        elif game.glyph_is_trap(glyph):
             kinds[glyph] = THINGS.index("trap")
-    cmap = nethack.GLYPH_CMAP_OFF
+    cmap = game.GLYPH_CMAP_OFF
     kinds[cmap + _STAIRS_DOWN] = THINGS.index("stairs")
     kinds[[cmap + i for i in _OPEN_OR_CLOSED_DOORS]] = THINGS.index("door")
     kinds[[cmap + i for i in _WATER]] = THINGS.index("water")
     kinds[cmap + _LAVA] = THINGS.index("lava")
-    for glyph in range(nethack.GLYPH_OBJ_OFF, nethack.GLYPH_CMAP_OFF):
+    for glyph in range(game.GLYPH_OBJ_OFF, game.GLYPH_CMAP_OFF):
         name = _object_name(glyph)
         if name in ("boulder", "key"):
             kinds[glyph] = THINGS.index(name)
@@ -133,13 +132,13 @@ def _thing_of_glyph() -> Int8[np.ndarray, " glyphs"]:
 
 def _object_name(glyph: int) -> str:
     """ "boulder", "key" (the skeleton key) or "" for an object's glyph."""
-    nethack = _nethack()
-    if not nethack.glyph_is_normal_object(glyph):
+    game = nethack()
+    if not game.glyph_is_normal_object(glyph):
         return ""
-    name = nethack.OBJ_NAME(nethack.objclass(nethack.glyph_to_obj(glyph)))
+    name = game.OBJ_NAME(game.objclass(game.glyph_to_obj(glyph)))
     return {"boulder": "boulder", "skeleton key": "key"}.get(name or "", "")
 
 
-def _nethack() -> Any:
+def nethack() -> Any:
     """NLE's tables of glyphs; imported late because the game is optional, and needed only once there is a screen to read."""
     return importlib.import_module("nle.nethack")

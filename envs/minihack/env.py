@@ -75,6 +75,12 @@ class MiniHackText(TurnBased[str]):
         text = self._render(self._screen, blocked=refused, on_stairs=success)
         return Played(text, float(success), ending != Ending.RUNNING, success, effective=not refused, actions=self._now)
 
+    @property
+    def screen(self) -> Screen:
+        """What lies behind the text; for scripted players that may look there, and for tests. Only after ``reset``."""
+        assert self._screen is not None, "call reset(seed) first"
+        return self._screen
+
     def free(self) -> None:
         """End the game."""
         self._game.close()
