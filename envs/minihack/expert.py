@@ -68,6 +68,8 @@ def _policy(name: str, known: Level, draw: random.Random, number: int) -> Policy
         return hunter.kill_grid_bug
     if name.startswith("lavacross"):
         return hunter.cross_lava
+    if name.startswith("corridor") and number:
+        return _Holder(known, hunter, turns=10 + int(draw.random() * 30), back=int(draw.random() * 4)).act
     return hunter.to_stairs
 
 
@@ -87,9 +89,9 @@ class _Hunter:
         if self._detour is not None:
             on_the_way = self._way(copy, self._detour)
             if on_the_way:
-                return self._go(copy, self._detour)
+                return self.go(copy, self._detour)
             self._detour = None
-        return self._go(copy, self._known.stairs)
+        return self.go(copy, self._known.stairs)
 
     def kill_grid_bug(self, copy: MiniHackText) -> str:
         """The next move to the end of the arm without a board: the bug sleeps on the way."""
@@ -97,7 +99,7 @@ class _Hunter:
         rows = {y for _, y in self._known.traps}
         ends = sorted((square for square in self._known.floor if square[0] >= east), key=lambda square: (-square[0], square[1]))
         goal = next((square for square in ends if square[1] not in rows), None)
-        return self._go(copy, goal)
+        return self.go(copy, goal)
 
     def fetch_key_and_enter(self, copy: MiniHackText) -> str:
         """The next action to the key, with it to the door, and in."""
@@ -116,14 +118,14 @@ class _Hunter:
                 sides = [side for move in ("north", "east", "south", "west") if (side := paths.after(door, move)) in self._known.floor]
                 ways = [found for side in sides if (found := self._way(copy, side)) is not None]
                 return min(ways, key=len)[0] if ways else ""
-        return self._go(copy, self._known.stairs)
+        return self.go(copy, self._known.stairs)
 
     def _toward_key(self, copy: MiniHackText, here: Square) -> str:
         seen = oracle.read(copy.screen)
         self._known.things.update(seen.things)  # what one try finds the next ones know
         key = next((square for square, symbol in sorted(self._known.things.items()) if symbol == "("), None)
         if key is not None:
-            return "pickup" if here == key else self._go(copy, key)
+            return "pickup" if here == key else self.go(copy, key)
         self._seen |= seen.floor
         unseen = self._known.floor - self._seen
         found = paths.nearest(here, self._known.floor - self._known.closed, lambda at: at in unseen, self._known.doors)
@@ -142,14 +144,14 @@ class _Hunter:
             return self._answer(screen.message, screen.inventory)
         east = min(x for x, _ in self._known.lava)
         if self._used or here[0] >= east:
-            return self._go(copy, self._known.stairs, over_lava=True)
+            return self.go(copy, self._known.stairs, over_lava=True)
         carried = _thing_carried(screen.inventory)
         if carried is None:
             thing = next(iter(sorted(self._known.things)), here)  # what is not seen anywhere lies under the hero
-            return "pickup" if here == thing else self._go(copy, thing)
+            return "pickup" if here == thing else self.go(copy, thing)
         _, verb = carried
         if verb in ("zap", "apply") and here[0] != east - 1:
-            return self._go(copy, (east - 1, here[1]))
+            return self.go(copy, (east - 1, here[1]))
         return verb
 
     def _answer(self, question: str, inventory: tuple[str, ...]) -> str:
@@ -159,12 +161,13 @@ class _Hunter:
             return "east"
         if "Right or Left" in question:
             return "r"
-        if "mprovise" in question:
-            return "n"
+        if "Improvise" in question:
+            return "y"  # then it asks for the direction
         self._used = carried is not None and carried[1] not in ("zap", "apply")
         return carried[0] if carried else "cancel"
 
-    def _go(self, copy: MiniHackText, goal: Square | None, *, over_lava: bool = False) -> str:
+    def go(self, copy: MiniHackText, goal: Square | None, *, over_lava: bool = False) -> str:
+        """The next move to ``goal``, or a blow at what is near; "" without a goal, or on it."""
         if goal is None:
             return ""
         found = self._way(copy, goal, over_lava=over_lava)
@@ -176,7 +179,9 @@ class _Hunter:
             return ""
         if self._fight:
             seen = oracle.read(screen)
-            near = [square for square in sorted(seen.monsters - seen.peaceful) if max(abs(square[0] - here[0]), abs(square[1] - here[1])) == 1]
+            near = [
+                square for square in sorted(seen.monsters - seen.peaceful) if max(abs(square[0] - here[0]), abs(square[1] - here[1])) == 1
+            ]
             if near and found and paths.after(here, found[0]) != goal:
                 return paths.toward(here, near[0])
         self._last = (here, found[0], screen.time)
@@ -198,6 +203,29 @@ class _Hunter:
             if found is not None and (not found or (here, found[0]) not in self._refused):
                 return found
         return found
+
+
+class _Holder:
+    """Waits in the corridor for some turns, where enemies come one at a time, and fights what comes; then goes on."""
+
+    def __init__(self, known: Level, hunter: _Hunter, turns: int, back: int) -> None:
+        y = known.stairs[1] if known.stairs else 0
+        narrow = sorted(x for x, row in known.floor if row == y and not {(x, y - 1), (x, y + 1)} & known.floor)
+        self._post, self._hunter, self._turns = (narrow[len(narrow) - 1 - back], y), hunter, turns
+
+    def act(self, copy: MiniHackText) -> str:
+        """The next move."""
+        screen = copy.screen
+        here, seen = (screen.x, screen.y), oracle.read(screen)
+        near = [square for square in sorted(seen.monsters) if max(abs(square[0] - here[0]), abs(square[1] - here[1])) == 1]
+        if here[0] > self._post[0] + 2 or self._turns <= 0:
+            return self._hunter.to_stairs(copy)
+        if near:
+            return paths.toward(here, near[0])
+        if here[0] < self._post[0] - 1:
+            return self._hunter.go(copy, self._post)
+        self._turns -= 1  # a step forth and one back: a move against the wall takes no time
+        return "east" if here[0] < self._post[0] else "west"
 
 
 def _thing_carried(inventory: tuple[str, ...]) -> tuple[str, str] | None:
@@ -240,7 +268,9 @@ class _Pusher:
         boulders = seen.boulders | {b for b in self._known.boulders if b not in seen.floor and b != here}
         first = min(x for x, _ in self._known.water | self._known.lava)
         boulders = {square for square in boulders if square[0] < first or square in self._known.water}  # others lie on water
-        floor = self._known.floor | seen.floor | {square for square in self._known.boulders if square[0] < first} | (self._known.water - water)
+        floor = (
+            self._known.floor | seen.floor | {square for square in self._known.boulders if square[0] < first} | (self._known.water - water)
+        )
         free = floor - boulders
         last = max(x for x, _ in self._known.water | self._known.lava)
         swim = {square for square in water if square[0] == last} if self._swim else set()

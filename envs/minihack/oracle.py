@@ -32,6 +32,7 @@ _THINGS = "!=[/()"  # symbols of what a task may need
 class Level:
     """The squares of a level by what is there. ``floor`` holds all that can be walked on, traps and what lies under things included."""
 
+    hero: Square
     floor: frozenset[Square]
     doors: frozenset[Square]  # open, closed or locked: never entered or left diagonally
     closed: frozenset[Square]
@@ -48,7 +49,9 @@ class Level:
 def read(screen: Screen) -> Level:
     """The level as far as ``screen`` shows it."""
     tables = _tables()
-    squares: dict[str, set[Square]] = {kind: set() for kind in ("floor", "doors", "closed", "traps", "water", "lava", "boulders", "monsters")}
+    squares: dict[str, set[Square]] = {
+        kind: set() for kind in ("floor", "doors", "closed", "traps", "water", "lava", "boulders", "monsters")
+    }
     peaceful: set[Square] = set()
     things: dict[Square, str] = {}
     for y, x in np.argwhere(tables["drawn"][screen.glyphs]).tolist():
@@ -65,7 +68,7 @@ def read(screen: Screen) -> Level:
     stairs = np.argwhere(screen.glyphs == nethack().GLYPH_CMAP_OFF + _STAIRS)
     at = (int(stairs[0][1]), int(stairs[0][0])) if len(stairs) else None
     frozen = {kind: frozenset(found) for kind, found in squares.items()}
-    return Level(**frozen, peaceful=frozenset(peaceful), things=things, stairs=at)
+    return Level((screen.x, screen.y), **frozen, peaceful=frozenset(peaceful), things=things, stairs=at)
 
 
 def levels(name: str, seed: int) -> Level:
