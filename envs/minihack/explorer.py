@@ -29,7 +29,7 @@ _STEP = re.compile(r"([a-z][a-z ]*?)(?: (\d+)(?: times)?)?\Z")
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What a lesson says: ``steps`` to take first, the ``direction`` to look in, and ``signs``: a monster's name and the direction it means."""
+    """What a lesson says: ``steps`` to take first, the ``direction`` to look in, ``signs``: a monster's name and the direction it means."""
 
     steps: tuple[str, ...] = ()
     direction: str = ""
@@ -102,7 +102,8 @@ class Explorer:
         stairs = [square for square, symbol in self._map.items() if symbol == ">"]
         if stairs and (found := self._way(seen.here, stairs[0])):
             return found[0]
-        if "pickup" in actions and not (carried := _carried(seen.inventory)):
+        carried = _carried(seen.inventory)
+        if "pickup" in actions and not carried:
             if self._map.get(seen.here, "") in tuple(_THINGS) or "You see here" in seen.message:
                 self._map[seen.here] = "."
                 return "pickup"
@@ -110,7 +111,7 @@ class Explorer:
             for square in sorted(things):
                 if found := self._way(seen.here, square):
                     return found[0]
-        elif "pickup" in actions and carried and (move := self._use(seen, carried)):
+        elif "pickup" in actions and (move := self._use(seen, carried)):
             return move
         return self._explore(seen.here)
 

@@ -29,7 +29,7 @@ _BLSTATS = {"x": 0, "y": 1, "hp": 10, "max_hp": 11, "time": 20}
 
 
 class Ending(enum.IntEnum):
-    """The verdict after a step: NLE's ``end_status``, and FAILURE for a level that ended as done with a reward below 0 (a Memento board)."""
+    """The verdict after a step: NLE's ``end_status``, and FAILURE for a level that ended as done with a reward below 0 (Memento)."""
 
     ABORTED = -1
     RUNNING = 0
