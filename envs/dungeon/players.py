@@ -1,10 +1,10 @@
-"""Scripted players of the compact dungeons: yardsticks for what a lesson is worth.
+"""Scripted players of the dungeons: yardsticks for what a lesson is worth.
 
 Owns: three policies that read nothing but the observation text (and, where given, a lesson in words):
     random    any move
     explore   no lesson: steps onto stairs in sight, else toward the square that shows most unseen squares per move
     follow    goes to the middle of the third a lesson names ("north east"), steps onto stairs in sight, explores if there are none
-and the expert, who follows the right lesson.
+and the expert, who follows the right lesson. They think in the words of the compact style; the full style is put into those first.
 Promises: deterministic given the seed.
 Does not: know the level, the expert apart.
 """
@@ -17,7 +17,8 @@ from typing import Any
 
 from envs.api import EnvTask
 from envs.dungeon import level
-from envs.minihack.compact import COLUMNS, DIRECTIONS, ROWS
+from envs.minihack import reading
+from envs.minihack.compact import COLUMNS, DIRECTIONS, ROWS, bearing
 from envs.players import Player
 
 KINDS = ("random", "explore", "expert", "follow")
@@ -27,12 +28,13 @@ MOVES = tuple(_STEP)
 
 
 def make_player(kind: str, task: EnvTask, *, seed: int, options: Mapping[str, Any], lesson: str = "") -> Player:
-    """A player for one episode of the compact style; ``options`` are the environment's."""
-    if options.get("style", "compact") != "compact" or options.get("grammar", "bare") != "bare":
-        raise ValueError("the dungeons' players read the compact style and answer bare: use style=compact grammar=bare")
+    """A player for one episode; ``options`` are the environment's. Raises ValueError as ``policy`` does."""
     lesson = _lesson_of(task, right=True) if kind == "expert" else lesson
     act = policy(kind, seed=seed, size=int(options.get("size", 9)), lesson=lesson)
-    return lambda text, actions: act(text)
+    words = _Words(task, options) if options.get("style", "compact") == "full" else str
+    if options.get("grammar", "bare") == "bare":
+        return lambda text, actions: act(words(text))
+    return lambda text, actions: f"<action>{act(words(text))}</action>"
 
 
 def lesson(task: EnvTask, seed: int, *, right: bool = True) -> str:
@@ -70,6 +72,25 @@ def _middle_of(lesson: str, size: int) -> tuple[int, int]:
     if column is None or row is None:
         raise ValueError(f"lesson {lesson!r} names no third: use one of {ROWS} and one of {COLUMNS}")
     return (2 * column + 1) * size // 6, (2 * row + 1) * size // 6
+
+
+class _Words:
+    """Full text -> what the policies read of the compact one: place, stairs in sight, whether the last move was refused."""
+
+    def __init__(self, task: EnvTask, options: Mapping[str, Any]) -> None:
+        name = task.env.partition("/")[2].replace("_", " ")
+        self._room = level.design(name, kind=options.get("kind", "room"), size=int(options.get("size", 9))).room
+        self._last: tuple[int, int] | None = None
+
+    def __call__(self, text: str) -> str:
+        seen = reading.read(text)
+        x, y = seen.here
+        said = f" third third {x - self._room.x} {y - self._room.y}"
+        stairs = next((square for square, symbol in seen.symbols.items() if symbol == ">"), None)
+        if stairs is not None and stairs != seen.here:
+            said += f" stairs {bearing(stairs[0] - x, stairs[1] - y)}"
+        refused, self._last = seen.here == self._last, seen.here
+        return said + " blocked" * refused
 
 
 class _Explorer:
