@@ -4,12 +4,12 @@ import pytest
 
 pytest.importorskip("nle")
 
-from envs import registry  # noqa: E402
-from envs.api import EnvTask  # noqa: E402
-from envs.minihack import commands, players, tasks  # noqa: E402
-from envs.minihack.env import MOVES, MiniHackText  # noqa: E402
-from envs.minihack.game import Game, load_minihack  # noqa: E402
-from envs.players import play  # noqa: E402
+from envs import registry
+from envs.api import EnvTask
+from envs.minihack import commands, players, tasks
+from envs.minihack.env import MOVES, MiniHackText
+from envs.minihack.game import Game, load_minihack
+from envs.players import play
 
 
 def played(name, kind, seed, lesson="", **options):
@@ -121,3 +121,15 @@ def test_styles_and_turns_of_the_table():
     assert tasks.styles("keyroom_s15") == ("full", "compact")
     assert tasks.spec("memento_f2").max_turns == 120
     assert tasks.spec("memento_f2", max_turns=9).max_turns == 9
+
+
+def test_hostile_replies_are_no_actions():
+    env = registry.make("minihack/lavacross_full")
+    seen = env.reset(1)
+    hostile = ["<action>" * 50_000, "<think>" * 50_000, "x" * 3_000_000, "\0", "\ud800", "<action>\x1b</action>", "<action>,</action>", ""]
+    for reply in hostile:
+        step = env.step(reply)
+        assert not step.valid
+        assert step.observation.endswith(seen.text)
+        assert step.actions == seen.actions
+    env.close()

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("nle")
 
-from envs import registry  # noqa: E402
-from envs.minihack import compact, full, oracle, reading, tasks  # noqa: E402
-from envs.minihack.compact import Room, nethack  # noqa: E402
-from envs.minihack.game import Screen  # noqa: E402
+from envs import registry
+from envs.minihack import compact, full, oracle, reading, tasks
+from envs.minihack.compact import Room, nethack
+from envs.minihack.game import Screen
 
 BLANK = ord(" ")
 

@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("nle")
 
-from envs import registry  # noqa: E402
-from envs.api import EnvTask  # noqa: E402
-from envs.dungeon import players as dungeon_players  # noqa: E402
-from envs.minihack import explorer, expert, paths, players, reading, tasks  # noqa: E402
-from envs.players import play  # noqa: E402
+from envs import registry
+from envs.api import EnvTask
+from envs.dungeon import players as dungeon_players
+from envs.minihack import expert, explorer, paths, players, reading, tasks
+from envs.players import play
 
 
 def task_of(name, family="minihack"):

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("nle")
 
-from envs import registry  # noqa: E402
+from envs import registry
 
-# Observations of seed 1 under actions drawn from seed 1, at most 20 turns. Among the levels are monsters, clouds, lava, questions and an early end.
+# Observations of seed 1 under actions drawn from seed 1, at most 20 turns: levels with monsters, clouds, lava, questions, an early end.
 GOLDEN = {
     "room_trap_15x15": "f37c064011b1a282",
     "mazewalk_15x15": "d4a0d3bc7e0f80e9",
