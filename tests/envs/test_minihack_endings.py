@@ -126,7 +126,7 @@ def test_styles_and_turns_of_the_table():
 def test_hostile_replies_are_no_actions():
     env = registry.make("minihack/lavacross_full")
     seen = env.reset(1)
-    hostile = ["<action>" * 50_000, "<think>" * 1_000, "x" * 3_000_000, "\0", "\ud800", "<action>\x1b</action>", "<action>,</action>", ""]
+    hostile = ["<action>" * 50_000, "<think>" * 50_000, "x" * 3_000_000, "\0", "\ud800", "<action>\x1b</action>", "<action>,</action>", ""]
     for reply in hostile:
         step = env.step(reply)
         assert not step.valid
