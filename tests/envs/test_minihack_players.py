@@ -7,7 +7,7 @@ pytest.importorskip("nle")
 from envs import registry
 from envs.api import EnvTask
 from envs.dungeon import players as dungeon_players
-from envs.minihack import expert, explorer, paths, players, reading, tasks
+from envs.minihack import expert, explorer, oracle, paths, players, reading, tasks
 from envs.players import play
 
 
@@ -123,3 +123,19 @@ def test_dungeon_players_read_the_full_style_too(grammar):
 
 def test_every_task_has_the_four_kinds():
     assert all(players.kinds(task_of(name)) == players.KINDS for name in tasks.names())
+
+
+@pytest.mark.parametrize(
+    "name", ["room_ultimate_15x15", "mazewalk_9x9", "keyroom_dark_s15", "hidenseek_big", "corridor_battle_dark", "lavacross_full"]
+)
+def test_what_the_expert_knows_is_the_level_that_is_played(name):
+    env = registry.make(f"minihack/{name}")
+    for seed in range(3):
+        env.reset(seed)
+        known, shown = oracle.levels(name, seed), oracle.read(env.screen)
+        assert known.hero == shown.hero
+        assert known.stairs is not None
+        assert shown.stairs in (None, known.stairs)
+        assert shown.floor - shown.monsters <= known.floor
+        assert shown.things.items() <= known.things.items()
+    env.close()
