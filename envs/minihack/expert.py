@@ -2,8 +2,8 @@
 
 Owns: ``plan``: the actions that win an episode, found by playing a copy of it (same task, seed and turns) with a player that knows the
 level (``oracle``, ``policies``), again and again with other draws until a try wins.
-Promises: a plan wins: an episode follows from the seed and the actions alone. None is returned where ``TRIES`` tries found none, as for a
-level that cannot be won (a staircase behind trees).
+Promises: a plan wins: an episode follows from the seed and the actions alone. None is returned where no try (of ``TRIES``)
+wins, as for a level that cannot be won (a staircase behind trees).
 Does not: read the text.
 """
 
@@ -15,7 +15,7 @@ import random
 from envs.minihack import oracle, policies, tasks
 from envs.minihack.env import MiniHackText
 
-TRIES = 30
+TRIES, TRIES_HIDING = 30, 200  # hiding from a strong monster is a matter of luck, and a try is short
 _WHIMS = (0.0, 0.0, 0.1, 0.2, 0.35)  # how often a try does something else than its best guess, try by try
 
 
@@ -26,7 +26,7 @@ def plan(name: str, seed: int, max_turns: int) -> tuple[str, ...] | None:
     copy = tasks.make(name, style="full", grammar="bare", max_turns=max_turns)
     best: tuple[str, ...] | None = None
     try:
-        for number in range(TRIES):
+        for number in range(TRIES_HIDING if name.startswith("hidenseek") else TRIES):
             knew = len(known.things)
             found = _try(copy, name, seed, known, number)
             if found is not None and (best is None or len(found) < len(best)):
