@@ -35,8 +35,8 @@ _SIGNS = {True: "a blue jelly means north. a lichen means south", False: "a blue
 
 
 def kinds(task: EnvTask) -> tuple[str, ...]:
-    """The kinds that are worth listing for a task: all of them."""
-    return KINDS
+    """The kinds worth listing for a task. Where monsters roam the river the expert plans for minutes: it is left out."""
+    return KINDS if "river_monster" not in task.env else tuple(kind for kind in KINDS if kind != "expert")
 
 
 def make_player(kind: str, task: EnvTask, *, seed: int, options: Mapping[str, Any], lesson: str = "") -> Player:
@@ -66,7 +66,7 @@ def lesson(task: EnvTask, seed: int, *, right: bool = True) -> str:
     name = task.env.partition("/")[2]
     if name in ("memento_short_f2", "memento_f2"):
         return f"{_SIGNS[right]}."
-    plan = None if name.startswith(("room", "mazewalk")) else expert.plan(name, seed, tasks.spec(name).max_turns)
+    plan = None if name.startswith(("room", "mazewalk", "river_monster")) else expert.plan(name, seed, tasks.spec(name).max_turns)
     if plan:
         steps = [(action if right else _mirrored(action), len(list(same))) for action, same in itertools.groupby(plan)]
         return "do: " + ", ".join(action if times == 1 else f"{action} {times}" for action, times in steps) + "."
