@@ -21,6 +21,7 @@ _FAMILIES = {
     "minihack": "envs.minihack.tasks",
     "dungeon": "envs.dungeon.dungeons",
     "webshop": "envs.webshop.tasks",
+    "alfworld": "envs.alfworld.tasks",
 }
 
 
