@@ -22,6 +22,9 @@ _FAMILIES = {
     "dungeon": "envs.dungeon.dungeons",
     "webshop": "envs.webshop.tasks",
     "alfworld": "envs.alfworld.tasks",
+    "sokoban": "envs.sokoban.tasks",
+    "frozen_lake": "envs.frozen_lake.tasks",
+    "gymnax": "envs.gymnax.tasks",
 }
 
 
