@@ -48,7 +48,7 @@ from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, 
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.gate import Gate, GateSettings
-from crl_jax.rollout.pool import EnvPool
+from crl_jax.rollout.pools import Pools
 from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, Mixture, TaskStream
 from crl_jax.run_bank import LocalBank, RunBank, own_bank, shared_bank
@@ -215,7 +215,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
                 shell.call(own.start(), LOAD_S + 60, "opening the experience bank")
                 stack.callback(lambda: shell.call(own.aclose(), CLOSE_S + 60, "closing the experience bank"))
                 manager = LocalBank(own)
-        pool = EnvPool(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
+        pool = Pools(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
         shell.call(pool.__aenter__(), 120.0, "starting the environment workers")
         stack.callback(lambda: shell.call(pool.close(), 30.0, "stopping the environment workers"))
         settings = CollectSettings(

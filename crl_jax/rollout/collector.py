@@ -17,7 +17,9 @@ from crl_jax.errors import UserError
 from crl_jax.records import Condition, Episode, Group, SamplingParams, Task
 from crl_jax.rollout.agent import ActorPrompts, Answer, Ask, Codec, EpisodeSampler, Plan, run_episode
 from crl_jax.rollout.gate import Gate
+from crl_jax.rollout.device_pool import DeviceLease, DevicePool
 from crl_jax.rollout.pool import EnvError, EnvPool, Lease
+from crl_jax.rollout.pools import Pools
 from crl_jax.seeds import derive_seed
 
 
@@ -61,7 +63,7 @@ class Collector:
 
     def __init__(
         self,
-        pool: EnvPool,
+        pool: EnvPool | DevicePool | Pools,
         sampler: EpisodeSampler,
         codec: Codec,
         prompts: ActorPrompts,
@@ -160,7 +162,7 @@ class Collector:
         finally:
             await lease.release()
 
-    async def _lease(self, env: str) -> Lease:
+    async def _lease(self, env: str) -> Lease | DeviceLease:
         """An environment. A worker that died meanwhile has been replaced, so one more try finds the new one."""
         options = self.settings.envs[env].options
         try:

@@ -54,6 +54,9 @@ class PoolStats:
     messages: int = 0
     busy_s: float = 0.0  # time the workers spent inside environments, summed
 
+    def __add__(self, other: PoolStats) -> PoolStats:
+        return PoolStats(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)})
+
 
 class EnvPool:
     """``async with EnvPool(workers=2) as pool: ...`` on a running event loop.

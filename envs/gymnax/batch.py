@@ -71,12 +71,20 @@ class DeviceBatch:
         return Rows(rows[0], rows[1], rows[2])
 
 
+def hidden(name: str, seed: int) -> dict[str, np.ndarray]:
+    """The whole state in which the game of ``seed`` starts, by field: for scripted players and tests, which may look behind the game."""
+    programs = _programs(name)
+    state = programs.fetch(programs.first(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)))
+    return {field: np.asarray(value) for field, value in vars(state).items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Programs:
     empty: Any  # slots -> state
     join: Any  # state, state -> state
     advance: Any  # state, what -> state, (observations, rewards, ended)
     fetch: Any  # arrays on the device -> arrays on the host
+    first: Any  # the two halves of a seed -> the state after its reset
 
 
 @functools.cache
@@ -113,8 +121,13 @@ def _programs(name: str) -> _Programs:
         zeros = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), state)
         return zeros, jnp.zeros((slots, 2), jnp.uint32), jnp.zeros(slots, jnp.uint32)
 
+    @jax.jit
+    def first(halves: Any) -> Any:
+        key = jax.random.fold_in(jax.random.wrap_key_data(halves, impl="threefry2x32"), 0)
+        return env.reset_env(key, params)[1]
+
     def join(state: Any, more: Any) -> Any:
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state, more)
 
-    return _Programs(empty, join, jax.jit(jax.vmap(one, in_axes=(0, 1)), donate_argnums=0), jax.device_get)
+    return _Programs(empty, join, jax.jit(jax.vmap(one, in_axes=(0, 1)), donate_argnums=0), jax.device_get, first)
 

@@ -59,7 +59,7 @@ GAMES: dict[str, Game] = {
         "FourRooms",
         "walk through the four rooms to the goal",
         _COMPASS,
-        60,
+        40,
         words.four_rooms,
         params={"resample_init_pos": True, "resample_goal_pos": True},
     ),
