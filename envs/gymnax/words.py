@@ -40,7 +40,7 @@ def meta_maze(observations: Float[np.ndarray, "n 15"]) -> list[str]:
 def deep_sea(observations: Float[np.ndarray, "n size size"]) -> list[str]:
     """Depth and column of the diver."""
     size = observations.shape[1]
-    flat = observations.reshape(len(observations), -1)
+    flat = observations.reshape(len(observations), size * size)
     at, diving = flat.argmax(axis=1).tolist(), flat.any(axis=1).tolist()
     return [f" depth {cell // size} column {cell % size}" if on else " bottom" for cell, on in zip(at, diving, strict=True)]
 
@@ -65,9 +65,9 @@ def catch(observations: Float[np.ndarray, "n rows columns"]) -> list[str]:
     """Column and height of the ball and column of the paddle, which is in the bottom row."""
     bottom = observations.shape[1] - 1
     paddle = observations[:, bottom].argmax(axis=1).tolist()
-    above = observations[:, :bottom].reshape(len(observations), -1)
-    ball, falling = above.argmax(axis=1).tolist(), above.any(axis=1).tolist()
     columns = observations.shape[2]
+    above = observations[:, :bottom].reshape(len(observations), bottom * columns)
+    ball, falling = above.argmax(axis=1).tolist(), above.any(axis=1).tolist()
     return [
         f" ball column {at % columns} height {bottom - at // columns} paddle column {below}" if on else " ball down"
         for at, on, below in zip(ball, falling, paddle, strict=True)

@@ -85,9 +85,9 @@ def _symmetries(drawing: str, size: int) -> Iterable[str]:
 
 
 def _walls(size: int, draw: Callable[[], float]) -> frozenset[int]:
-    """The outer walls, and up to a quarter of the squares inside."""
+    """The outer walls, and two of the squares inside up to a third of them."""
     inside = [y * size + x for y in range(1, size - 1) for x in range(1, size - 1)]
-    count = int(draw() * (len(inside) // 4 + 1))
+    count = 2 + int(draw() * (len(inside) // 3 - 1))
     outer = set(range(size * size)) - set(inside)
     return frozenset(outer | {_pick(inside, draw) for _ in range(count)})
 
