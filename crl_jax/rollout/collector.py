@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from crl_jax.errors import UserError
 from crl_jax.records import Condition, Episode, Group, SamplingParams, Task
 from crl_jax.rollout.agent import ActorPrompts, Answer, Ask, Codec, EpisodeSampler, Plan, run_episode
-from crl_jax.rollout.gate import Gate
 from crl_jax.rollout.device_pool import DeviceLease, DevicePool
+from crl_jax.rollout.gate import Gate
 from crl_jax.rollout.pool import EnvError, EnvPool, Lease
 from crl_jax.rollout.pools import Pools
 from crl_jax.seeds import derive_seed

@@ -37,8 +37,8 @@ class Batch(Protocol):
         ...
 
     def advance(self, resets: Mapping[int, tuple[int, str]], steps: Mapping[int, str]) -> Mapping[int, Observation | Step | Exception]:
-        """Start episodes (slot: seed and task) and play turns (slot: reply) together. An exception in a slot's place is its holder's; one that
-        is raised is everybody's."""
+        """Start episodes (slot: seed and task) and play turns (slot: reply) together. An exception in a slot's place is its holder's; one
+        that is raised is everybody's."""
         ...
 
 

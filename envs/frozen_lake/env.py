@@ -1,8 +1,8 @@
 """Gymnasium's FrozenLake as a text environment.
 
 Owns: the two text styles and the episode.
-Promises: reward 1 on the goal, else 0; a hole ends the episode; gymnasium moves the player, by its own rules and a generator seeded with the
-episode's seed.
+Promises: reward 1 on the goal, else 0; a hole ends the episode; gymnasium moves the player, by its own rules and a generator seeded with
+the episode's seed.
 Does not: make maps (``lake``).
 
     full     the lake as a drawing, a legend, and where you and the goal are

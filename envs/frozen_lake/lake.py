@@ -48,7 +48,8 @@ class Lake:
 
     def outcomes(self, square: int, action: int, *, slippery: bool) -> tuple[int, ...]:
         """The squares that a move may end on, each as likely as the others."""
-        return tuple(self.slide(square, turn % 4) for turn in (action - 1, action, action + 1)) if slippery else (self.slide(square, action),)
+        turns = (action - 1, action, action + 1) if slippery else (action,)
+        return tuple(self.slide(square, turn % 4) for turn in turns)
 
 
 def make_lake(seed: int, size: int = 6) -> Lake:
@@ -92,7 +93,7 @@ def chances(lake: Lake, turns: int, *, slippery: bool) -> tuple[tuple[float, ...
 
 
 def best(lake: Lake, table: tuple[tuple[float, ...], ...], square: int, left: int, *, slippery: bool) -> int:
-    """An action of the best policy with ``left`` turns (1 or more) to go, by the table of ``chances``: of equally good ones the quickest."""
+    """An action of the best policy with ``left`` turns (1 or more) to go, by the table of ``chances``; of equal ones the quickest."""
 
     def value(action: int) -> tuple[float, float]:
         ends = lake.outcomes(square, action, slippery=slippery)

@@ -61,9 +61,7 @@ def prepare() -> None:
 def make(name: str, **options: Any) -> FrozenLake:
     """An environment. Raises ``EnvUnavailable`` when gymnasium is not installed, TypeError and ValueError as ``spec`` does."""
     chosen = _chosen(options)
-    return FrozenLake(
-        slippery=name == "slippery", size=chosen.size, style=chosen.style, grammar=chosen.grammar, max_turns=chosen.max_turns
-    )
+    return FrozenLake(slippery=name == "slippery", size=chosen.size, style=chosen.style, grammar=chosen.grammar, max_turns=chosen.max_turns)
 
 
 def _chosen(options: dict[str, Any]) -> Options:

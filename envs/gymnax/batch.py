@@ -113,11 +113,9 @@ def _programs(name: str) -> _Programs:
         return (after, seed, number), shown
 
     def empty(slots: int) -> Any:
-        key = jax.random.wrap_key_data(np.zeros(2, np.uint32), impl="threefry2x32")
+        key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
         # the types that a state has after a step, which games choose with more care than those after a reset
-        state = jax.eval_shape(
-            lambda: jax.tree.map(jnp.asarray, env.step_env(key, env.reset_env(key, params)[1], jnp.int32(0), params)[1])
-        )
+        state = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, env.step_env(key, env.reset_env(key, params)[1], jnp.int32(0), params)[1]))
         zeros = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), state)
         return zeros, jnp.zeros((slots, 2), jnp.uint32), jnp.zeros(slots, jnp.uint32)
 
@@ -130,4 +128,3 @@ def _programs(name: str) -> _Programs:
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state, more)
 
     return _Programs(empty, join, jax.jit(jax.vmap(one, in_axes=(0, 1)), donate_argnums=0), jax.device_get, first)
-

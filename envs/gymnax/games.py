@@ -118,8 +118,8 @@ def load(name: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _without_seaborn() -> Iterator[None]:
-    """Gymnax imports seaborn (and with it pandas and SciPy, two thirds of its loading time) to draw one game that is not used here: an empty
-    module stands in while gymnax is loaded, unless seaborn is there already."""
+    """Gymnax imports seaborn (and with it pandas and SciPy, two thirds of its loading time) to draw one game that is not used here: an
+    empty module stands in while gymnax is loaded, unless seaborn is there already."""
     stand_in = types.ModuleType("seaborn")
     if sys.modules.setdefault("seaborn", stand_in) is not stand_in:
         yield

@@ -28,7 +28,10 @@ KINDS = ("random", "expert", "follow")
 
 _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left", "red": "blue", "blue": "red"}
 _LESSONS = {  # right, wrong
-    "memory_chain": ("the first bits decide: say the bit that is asked for", "the first bits deceive: say the opposite of the bit asked for"),
+    "memory_chain": (
+        "the first bits decide: say the bit that is asked for",
+        "the first bits deceive: say the opposite of the bit",
+    ),
     "catch": ("move toward the ball", "move away from the ball"),
     "umbrella_chain": ("take the umbrella only when the forecast is rain", "take the umbrella only when the forecast is sun"),
     "breakout": ("move toward the ball", "move away from the ball"),

@@ -98,7 +98,7 @@ def shortest(start: Square, goal: Square, floor: frozenset[Square]) -> list[str]
 
 
 def _landing(text: str) -> int:
-    """The column where Breakout's ball will be at height 1, just above the paddle's row, if no brick is in its way; going up, its column now.
+    """The column where Breakout's ball comes down, if no brick is in its way; going up, its column now.
 
     At a side wall the ball stays in its column for one step and turns round.
     """

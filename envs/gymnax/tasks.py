@@ -59,7 +59,7 @@ def prepare() -> None:
 
 
 def make(name: str, **options: Any) -> GymnaxText:
-    """One game, a batch of one slot; imports jax. Raises ``EnvUnavailable`` when gymnax is missing, TypeError and ValueError as ``spec``."""
+    """One game, a batch of one slot; imports jax. Raises ``EnvUnavailable`` without gymnax, TypeError and ValueError as ``spec``."""
     return GymnaxText(make_batch(name, 1, **options))
 
 

@@ -5,8 +5,8 @@ Promises: every word follows from the observation array alone; what gymnax does 
 the meaning of a button) is not told.
 Does not: tell rules or actions.
 
-``words(observations)``: the first axis runs over slots. One space stands before every word, so that a tokenizer whose pieces carry the space
-loses nothing.
+``words(observations)``: the first axis runs over slots. One space stands before every word, so that a tokenizer whose pieces carry the
+space loses nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ NUMBERS = ("first", "second", "third")
 
 def four_rooms(observations: Int[np.ndarray, "n 4"]) -> list[str]:
     """Row and column of you and of the goal; walls are not in the observation."""
-    return [f" you row {row} column {column} goal row {to_row} column {to_column}" for row, column, to_row, to_column in observations.tolist()]
+    return [
+        f" you row {row} column {column} goal row {to_row} column {to_column}" for row, column, to_row, to_column in observations.tolist()
+    ]
 
 
 def meta_maze(observations: Float[np.ndarray, "n 15"]) -> list[str]:
@@ -41,7 +43,7 @@ def deep_sea(observations: Float[np.ndarray, "n size size"]) -> list[str]:
     """Depth and column of the diver."""
     size = observations.shape[1]
     flat = observations.reshape(len(observations), size * size)
-    at, diving = flat.argmax(axis=1).tolist(), flat.any(axis=1).tolist()
+    at, diving = flat.argmax(axis=1).tolist(), (flat.max(axis=1) > 0).tolist()
     return [f" depth {cell // size} column {cell % size}" if on else " bottom" for cell, on in zip(at, diving, strict=True)]
 
 
@@ -67,7 +69,7 @@ def catch(observations: Float[np.ndarray, "n rows columns"]) -> list[str]:
     paddle = observations[:, bottom].argmax(axis=1).tolist()
     columns = observations.shape[2]
     above = observations[:, :bottom].reshape(len(observations), bottom * columns)
-    ball, falling = above.argmax(axis=1).tolist(), above.any(axis=1).tolist()
+    ball, falling = above.argmax(axis=1).tolist(), (above.max(axis=1) > 0).tolist()
     return [
         f" ball column {at % columns} height {bottom - at // columns} paddle column {below}" if on else " ball down"
         for at, on, below in zip(ball, falling, paddle, strict=True)

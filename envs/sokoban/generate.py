@@ -2,8 +2,8 @@
 
 Owns: which room a seed names, and the split of rooms.
 Promises: every room can be solved, within ``longest`` moves; no box starts on a target, and a shortest solution has at least two pushes
-and three moves per box; training and held-out rooms never share their walls and targets, not even turned or mirrored; the room follows from the
-arguments alone, on every machine.
+and three moves per box; training and held-out rooms never share their walls and targets, not even turned or mirrored; the room follows from
+the arguments alone, on every machine.
 Does not: play.
 
 Walls and targets are drawn; the game played backward from the end (``room.solve``) gives every state that can be solved and its distance;
@@ -59,7 +59,7 @@ def make_room(seed: int, split: Split, *, size: int = 6, boxes: int = 2, longest
         start = _start(solved, targets, boxes, longest, draw)
         if start is not None:
             return Made(Room(size, walls, targets, *start), solved)
-    raise ValueError(f"no room of {size} by {size} squares with {boxes} boxes and at most {longest} moves in {_DRAWINGS} drawings: raise longest")
+    raise ValueError(f"no room of size {size} with {boxes} boxes and at most {longest} moves in {_DRAWINGS} drawings: raise longest")
 
 
 def check(size: int, boxes: int, longest: int) -> None:

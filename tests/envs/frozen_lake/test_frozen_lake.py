@@ -53,7 +53,9 @@ def test_the_optimum_is_that_of_value_iteration_on_gymnasiums_table():
         table = toy_text.FrozenLakeEnv(desc=lake.rows(), is_slippery=True).P
         value = np.zeros(36)
         for _ in range(30):
-            value = np.array([max(sum(p * (r + value[s] * (not end)) for p, s, r, end in table[at][a]) for a in range(4)) for at in range(36)])
+            value = np.array(
+                [max(sum(p * (r + value[s] * (not end)) for p, s, r, end in table[at][a]) for a in range(4)) for at in range(36)]
+            )
         assert chances(lake, 30, slippery=True)[30][lake.start] == pytest.approx(value[lake.start], abs=1e-12)
 
 
@@ -87,11 +89,11 @@ def wins(env, kind, task, episodes):
 
 
 def test_the_expert_wins_as_often_as_the_optimum_says():
-    env, episodes = registry.make("frozen_lake/slippery"), 60
+    env, episodes = registry.make("frozen_lake/slippery"), 40
     optimum = np.array([chances(lake, 30, slippery=True)[30][lake.start] for lake in map(make_lake, range(episodes))])
     spread = np.sqrt((optimum * (1 - optimum)).sum()) / episodes
     assert abs(wins(env, "expert", TASK, episodes) - optimum.mean()) < 4 * spread
-    assert 0.7 < optimum.mean() < 0.95, "slipping caps everybody"
+    assert 0.65 < optimum.mean() < 0.95, "slipping caps everybody"
     assert wins(env, "random", TASK, episodes) < wins(env, "follow", TASK, episodes) < optimum.mean()
 
 

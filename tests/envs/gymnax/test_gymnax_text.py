@@ -83,7 +83,7 @@ def alone(name, seed, replies):
 
 @pytest.mark.parametrize("name", ["four_rooms", "umbrella_chain"])
 def test_N03_an_episode_is_the_same_alone_and_in_any_slot_of_a_busy_batch(name):
-    """Three episodes in slots 5, 0 and 2 of a batch, begun one after the other, so that every dispatch steps some, resets one and skips some."""
+    """Three episodes in slots 5, 0 and 2 of a batch, begun one after the other: dispatches step some, reset one and skip the rest."""
     actions = GAMES[name].actions
     replies = {seed: [actions[(seed + turn) % len(actions)] if turn != 2 else "fly" for turn in range(7)] for seed in SEEDS}
     batch = tasks.make_batch(name, 8 if name == "four_rooms" else 16, grammar="bare")
