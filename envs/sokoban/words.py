@@ -6,7 +6,8 @@ Does not: know what a good move is.
 
     full     the room as a drawing, a legend, and where things are
     compact  " you {x} {y}", then " box {x} {y}" for a box that is not on a goal, " done {x} {y}" for one that is, " goal {x} {y}" for a
-             goal without a box, " wall {x} {y}" for the walls inside; " blocked" after a move that did nothing. One space before every word.
+             goal without a box, " wall {x} {y}" for the walls inside; " blocked" after a move that did nothing. One space stands before
+             every word.
 """
 
 from __future__ import annotations
