@@ -22,6 +22,7 @@ from envs.sokoban.room import Room, Solved, State, solve
 
 SIZES, BOXES = range(6, 9), range(1, 4)  # smaller rooms are too easy; in larger ones the search through all states is no longer quick
 _PUSHES, _MOVES = 2, 3  # of a shortest solution, per box, at least
+_LARGEST = 21  # size times boxes; a room of size 8 with 3 boxes has a hundred thousand states
 _HELDOUT_OF = 5  # one room in five is held out
 _DRAWINGS = 10_000  # about one in two is a training room, one in ten a held-out room
 
@@ -64,8 +65,8 @@ def make_room(seed: int, split: Split, *, size: int = 6, boxes: int = 2, longest
 
 def check(size: int, boxes: int, longest: int) -> None:
     """Raises ValueError where no rooms are made."""
-    if size not in SIZES or boxes not in BOXES:
-        raise ValueError(f"size {size}, {boxes} boxes: use a size of 6 to 8 and 1 to 3 boxes")
+    if size not in SIZES or boxes not in BOXES or size * boxes > _LARGEST:
+        raise ValueError(f"size {size}, {boxes} boxes: use a size of 6 to 8 and 1 to 3 boxes, but not 8 with 3")
     if longest < 6 * boxes:
         raise ValueError(f"longest={longest}: use {6 * boxes} or more for {boxes} boxes")
 
