@@ -215,7 +215,12 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
                 shell.call(own.start(), LOAD_S + 60, "opening the experience bank")
                 stack.callback(lambda: shell.call(own.aclose(), CLOSE_S + 60, "closing the experience bank"))
                 manager = LocalBank(own)
-        pool = Pools(workers=max(1, config.env.workers), call_timeout_s=config.env.call_timeout_s)
+        pool = Pools(
+            workers=max(1, config.env.workers),
+            call_timeout_s=config.env.call_timeout_s,
+            episode_timeout_s=config.env.episode_timeout_s,
+            worker_memory_mib=config.env.worker_memory_mib,
+        )
         shell.call(pool.__aenter__(), 120.0, "starting the environment workers")
         stack.callback(lambda: shell.call(pool.close(), 30.0, "stopping the environment workers"))
         settings = CollectSettings(

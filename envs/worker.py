@@ -1,184 +1,198 @@
 """A process that hosts environments for someone else.
 
-Owns: the instances of one worker process, their reuse, and the loop that answers requests.
-Promises: an instance is handed out again only after it was released unharmed, and answers ``step`` only after a ``reset`` by its new
-holder; an exception in an environment reaches only its holder, and the instance is thrown away; the process ends when the pipe does, or
-when its parent dies.
+Owns: the loop that answers requests, the threads of slow environments, and the limits of memory.
+Promises: the process ends when the pipe does, or when its parent dies, and what it started ends with it; a call that waits (an environment
+whose class says ``slow = True``) holds up nobody else; memory past the limit costs the process its life before it costs the machine's.
 Does not: import jax, or anything else the environments do not need.
 
-Messages are pickled tuples. To the worker: a list of ``(request, op, lease, argument)``. From it: ``("ready",)`` once, then
-``(replies, counts, busy_s, batch_done)`` with replies ``(request, verdict, value)``, verdict "ok", "error" (the environment failed),
-"unavailable" or "refused" (the caller's mistake). A batch is answered in parts, so that the reader sees progress.
+Messages are pickled tuples. To the worker: a list of ``(request, op, lease, argument)``. From it: ``("ready", pid, memory_bytes)`` once,
+then ``(replies, counts, busy_s, batch_done, memory_bytes)`` with replies ``(request, verdict, value)``, verdict "ok", "error" (the
+environment failed), "unavailable" or "refused" (the caller's mistake). A batch is answered in parts, so that the reader sees progress; the
+last part has ``batch_done`` True. Answers of slow environments come by themselves, with ``batch_done`` None.
+
+The first eight bytes of the file ``NOW`` in the folder for temporary files are the number of the request being answered (0: none), so that
+after a crash the reader knows whose call it was.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import importlib
+import mmap
 import os
+import pickle
+import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
-import traceback
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from envs.api import EnvUnavailable, TextEnv
+from envs.guard import under_guard
+from envs.host import Host
 
+NOW = "now"
+MEMORY_EXIT = 77  # exit code of a worker that used too much memory
+KILL_SHARE = 1.5  # of the memory limit: from here the worker ends itself
+_DATA_SHARE = 2.0  # of the memory limit: from here the system refuses, for calls that grow faster than anybody looks
+_LOOK_EVERY_S = 0.05
 _REPLY_EVERY_S = 0.01
-_PR_SET_PDEATHSIG = 1
+_PAGE = resource.getpagesize()
 
-Make = Callable[..., TextEnv]
-Key = tuple[str, str]  # environment name, its options
-
-
-class _Lease:
-    def __init__(self, key: Key, env: TextEnv):
-        self.key, self.env, self.was_reset = key, env, False
+Reply = tuple[int, str, Any]
+Request = tuple[int, str, int, Any]
 
 
-class _Refused(Exception):
-    """The caller broke the rules of the interface; the environment is unharmed."""
+class _Sender:
+    """The pipe to the reader, for several threads."""
+
+    def __init__(self, pipe: Connection, host: Host):
+        self._pipe, self._host, self._lock = pipe, host, threading.Lock()
+        self._memory, self._looked = 0, -1.0
+
+    def send(self, replies: list[Reply], busy_s: float, batch_done: bool | None) -> None:
+        """Raises BrokenPipeError or ConnectionResetError when nobody reads any more."""
+        with self._lock:
+            if (now := time.monotonic()) - self._looked > _LOOK_EVERY_S:
+                self._memory, self._looked = memory_bytes(), now
+            rest = (self._host.counts, busy_s, batch_done, self._memory)
+            try:
+                packed = pickle.dumps((replies, *rest))
+            except Exception:  # something an environment returned: its holder alone is told
+                packed = pickle.dumps(([_sendable(reply) for reply in replies], *rest))
+            self._pipe.send_bytes(packed)
 
 
-class Host:
-    """Environments by lease. ``max_free`` bounds the released instances kept for reuse; the one released longest ago is closed first."""
+class _Lanes:
+    """A thread for each lease of a slow environment that has something to do; the calls of one lease stay in order."""
 
-    def __init__(self, make: Make, max_free: int):
-        self._make, self._max_free = make, max_free
-        self._leases: dict[int, _Lease] = {}
-        self._free: OrderedDict[int, tuple[Key, TextEnv]] = OrderedDict()
-        self._released = 0
-        self.counts = dict.fromkeys(("made", "reused", "resets", "steps", "errors", "close_errors"), 0)
+    def __init__(self, host: Host, sender: _Sender):
+        self._host, self._sender = host, sender
+        self._waiting: dict[int, deque[Request]] = {}
+        self._lock = threading.Lock()
 
-    def answer(self, op: str, lease: int, argument: Any) -> tuple[str, Any]:
-        """Do one request; the verdict and the value or message."""
-        try:
-            return "ok", getattr(self, f"_do_{op}")(lease, argument)
-        except _Refused as mistake:
-            return "refused", str(mistake)
-        except EnvUnavailable as missing:
-            return "unavailable", str(missing)
-        except Exception as failure:  # whatever an environment raises belongs to its episode, not to the other ones in this process
-            self.counts["errors"] += 1
-            self._discard(lease)
-            where = traceback.extract_tb(failure.__traceback__)[-1]
-            return "error", f"{op}: {type(failure).__name__}: {failure} ({os.path.basename(where.filename)}:{where.lineno})"
+    def put(self, request: Request) -> None:
+        """Have it answered; does not wait."""
+        lease = request[2]
+        with self._lock:
+            if lease in self._waiting:
+                self._waiting[lease].append(request)
+                return
+            self._waiting[lease] = deque([request])
+        threading.Thread(target=self._run, args=(lease,), name=f"lease-{lease}", daemon=True).start()
 
-    def close(self) -> None:
-        """Close every instance."""
-        for env in [lease.env for lease in self._leases.values()] + [env for _, env in self._free.values()]:
-            self._close(env)
-
-    def _do_lease(self, lease: int, argument: tuple[str, dict[str, Any]]) -> None:
-        name, options = argument
-        key = (name, repr(sorted(options.items())))
-        kept = next((number for number, (free_key, _) in reversed(self._free.items()) if free_key == key), None)
-        if kept is not None:
-            env = self._free.pop(kept)[1]
-            self.counts["reused"] += 1
-        else:
-            env = self._make(name, **options)
-            self.counts["made"] += 1
-        self._leases[lease] = _Lease(key, env)
-
-    def _do_reset(self, lease: int, argument: tuple[int, str]) -> Any:
-        held = self._held(lease)
-        observation = held.env.reset(*argument)
-        held.was_reset = True
-        self.counts["resets"] += 1
-        return observation
-
-    def _do_step(self, lease: int, text: str) -> Any:
-        held = self._held(lease)
-        if not held.was_reset:
-            raise _Refused("step before reset: an instance may hold another episode's state")
-        step = held.env.step(text)
-        self.counts["steps"] += 1
-        return step
-
-    def _do_release(self, lease: int, argument: None) -> None:
-        held = self._leases.pop(lease, None)
-        if held is None:
-            return
-        self._released += 1
-        self._free[self._released] = (held.key, held.env)
-        while len(self._free) > self._max_free:
-            self._close(self._free.popitem(last=False)[1][1])
-
-    def _held(self, lease: int) -> _Lease:
-        if lease not in self._leases:
-            raise _Refused("this lease was released, or its environment failed before")
-        return self._leases[lease]
-
-    def _discard(self, lease: int) -> None:
-        held = self._leases.pop(lease, None)
-        if held is not None:
-            self._close(held.env)
-
-    def _close(self, env: TextEnv) -> None:
-        try:
-            env.close()
-        except Exception as failure:  # the instance is thrown away in any case; closing must not fail a request that succeeded
-            self.counts["close_errors"] += 1
-            print(f"closing an environment failed: {failure!r}", file=sys.stderr)
-
-
-def serve(pipe: Connection, host: Host) -> None:
-    """Answer batches until the pipe ends."""
-    pipe.send(("ready",))
-    while True:
-        try:
-            batch = pipe.recv()
-        except EOFError:
-            return
-        replies: list[tuple[int, str, Any]] = []
-        started = sent = time.perf_counter()
-        for i, (request, op, lease, argument) in enumerate(batch):
-            replies.append((request, *host.answer(op, lease, argument)))
-            now = time.perf_counter()
-            last = i == len(batch) - 1
-            if last or now - sent > _REPLY_EVERY_S:
-                try:
-                    pipe.send((replies, host.counts, now - started, last))
-                except (BrokenPipeError, ConnectionResetError):
+    def _run(self, lease: int) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting[lease]:
+                    del self._waiting[lease]
                     return
-                replies, started, sent = [], now, now
+                number, op, _, argument = self._waiting[lease].popleft()
+            started = time.perf_counter()
+            reply = (number, *self._host.answer(op, lease, argument))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main thread sees it too, and ends the process
+                self._sender.send([reply], time.perf_counter() - started, None)
+
+
+def serve(pipe: Connection, host: Host, now: memoryview) -> None:
+    """Answer batches until the pipe ends. ``now[0]`` is always the request at hand."""
+    sender = _Sender(pipe, host)
+    lanes = _Lanes(host, sender)
+    pipe.send(("ready", os.getpid(), memory_bytes()))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            batch: list[Request] = pipe.recv()
+            replies: list[Reply] = []
+            started = time.perf_counter()
+            for request in batch:
+                number, op, lease, argument = request
+                if lease in host.slow:
+                    lanes.put(request)
+                    continue
+                if replies and time.perf_counter() - started > _REPLY_EVERY_S:
+                    sender.send(replies, time.perf_counter() - started, False)
+                    replies, started = [], time.perf_counter()
+                now[0] = number
+                replies.append((number, *host.answer(op, lease, argument)))
+            now[0] = 0
+            sender.send(replies, time.perf_counter() - started, True)
+
+
+def _sendable(reply: Reply) -> Reply:
+    try:
+        pickle.dumps(reply)
+    except Exception as failure:
+        return (reply[0], "error", f"what it returned cannot be sent to another process: {type(failure).__name__}: {failure}")
+    return reply
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process in bytes; 0 where the system does not tell."""
+    return _statm(1)
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """End this process when it holds more than ``KILL_SHARE`` of the limit; what grows faster than a thread can look is refused by the
+    system (``MemoryError``)."""
+    if data := _statm(5):
+        most = data + int(_DATA_SHARE * limit_bytes)
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+    def look() -> None:
+        while memory_bytes() <= KILL_SHARE * limit_bytes:
+            time.sleep(_LOOK_EVERY_S)
+        os._exit(MEMORY_EXIT)
+
+    threading.Thread(target=look, name="memory", daemon=True).start()
 
 
 def main(argv: list[str]) -> None:
     """Run a worker.
 
     ``argv``: the pipe's file descriptor, the parent's process id, ``module:function`` that makes environments, the number of free instances
-    to keep, the folder for temporary files, then the import paths. If the module has a function ``prepare``, it is called once before the
-    worker says that it is ready.
+    to keep, the memory limit in bytes (0: none), the folder for temporary files, then the import paths. If the module has a function
+    ``prepare``, it is called once before the worker says that it is ready.
     """
-    fd, parent, make, max_free, scratch, *paths = argv
-    _die_with_parent(int(parent))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when to stop
+    fd, parent, make, max_free, memory, scratch, *paths = argv
+    under_guard(int(parent), folder=scratch, close_fd=int(fd))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(int(fd), False)  # a program that an environment starts must not keep the pipe open
     os.dup2(2, 1)  # the level compiler prints on stdout
     sys.path[:] = paths
-    tempfile.tempdir = scratch  # the parent removes it, also after it had to kill this process
+    tempfile.tempdir = scratch  # removed from outside, also after this process had to be killed
     name, _, function = make.partition(":")
     module = importlib.import_module(name)
-    if hasattr(module, "prepare"):
-        module.prepare()  # before "ready": loading a game takes longer than a call may take
+    prepare: Callable[[], None] | None = getattr(module, "prepare", None)
+    if prepare is not None:
+        prepare()  # before "ready": loading a game takes longer than a call may take
+    if int(memory):
+        limit_memory(int(memory))
     host = Host(getattr(module, function), int(max_free))
     try:
-        serve(Connection(int(fd)), host)
+        serve(Connection(int(fd)), host, _now_file(scratch))
     finally:
         host.close()
 
 
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even in the middle of an environment's C code (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(0)
+def _now_file(folder: str) -> memoryview:
+    path = Path(folder, NOW)
+    path.write_bytes(bytes(8))
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
+
+
+def _statm(field: int) -> int:
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read(256).split()[field]) * _PAGE
+    except OSError:
+        return 0
 
 
 if __name__ == "__main__":

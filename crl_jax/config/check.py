@@ -91,6 +91,8 @@ def _positive(c: Config) -> Found:
         ("run.save_every", c.run.save_every),
         ("run.deadline_s", c.run.deadline_s),
         ("env.workers", c.env.workers),
+        ("env.episode_timeout_s", c.env.episode_timeout_s),
+        ("env.worker_memory_mib", c.env.worker_memory_mib),
         ("bank.warmup_steps", c.bank.warmup_steps),
         ("bank.merge_every", c.bank.merge_every),
         ("bank.search_workers", c.bank.search_workers),

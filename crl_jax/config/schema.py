@@ -67,6 +67,8 @@ class EnvConfig(TaskSetConfig):
     mixture: dict[str, TaskSetConfig] = field(default_factory=dict[str, TaskSetConfig])
     workers: int = 1  # environment processes
     call_timeout_s: float = 10.0  # one reset or step
+    episode_timeout_s: float = 0.0  # an episode from its reset to its end, the model's thinking included; 0 = none
+    worker_memory_mib: int = 0  # above this a worker is replaced, at 1.5 times it is killed; 0 = no limit
     action_format: Literal["bare", "tagged"] = "bare"
     action_prefix: str = ""  # text before every action of the constraint, e.g. a space the tokenizer wants
     constrained: bool = False  # sample only actions the environment knows

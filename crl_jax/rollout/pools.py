@@ -19,8 +19,12 @@ from envs import registry
 class Pools:
     """``async with Pools(workers=2) as pools: ...`` on a running event loop."""
 
-    def __init__(self, workers: int = 1, call_timeout_s: float = 20.0):
-        self._processes = EnvPool(workers=workers, call_timeout_s=call_timeout_s)
+    def __init__(
+        self, workers: int = 1, call_timeout_s: float = 20.0, *, episode_timeout_s: float = 0.0, worker_memory_mib: int = 0
+    ) -> None:
+        self._processes = EnvPool(
+            workers=workers, call_timeout_s=call_timeout_s, episode_timeout_s=episode_timeout_s, worker_memory_mib=worker_memory_mib
+        )
         self._device = DevicePool(make_batch, call_timeout_s)
 
     async def __aenter__(self) -> Self:

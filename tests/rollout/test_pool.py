@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from crl_jax.rollout import scratch
 from crl_jax.rollout.pool import EnvPool
 from envs.api import EnvError, EnvUnavailable
 
@@ -194,7 +193,7 @@ def test_the_games_are_loaded_before_the_first_call():
     pytest.importorskip("nle")
 
     async def scenario(pool):
-        return pathlib.Path(f"/proc/{pool._workers[0]._process.pid}/maps").read_text()
+        return pathlib.Path(f"/proc/{pool._workers[0].pid}/maps").read_text()
 
     assert "_pynethack" in with_pool(scenario, make="envs.registry:make")
 
@@ -229,7 +228,7 @@ async def scenario_dungeon_modules(pool):
     pytest.importorskip("nle")
     lease = await pool.lease("dungeon/amber_cellar")
     await lease.reset(0)
-    maps = pathlib.Path(f"/proc/{next(iter(pool._workers))._process.pid}/maps").read_text()
+    maps = pathlib.Path(f"/proc/{pool._workers[0].pid}/maps").read_text()
     return "_pynethack" in maps and "jaxlib" not in maps
 
 
@@ -262,7 +261,7 @@ def test_cancelled_lease_and_close_twice():
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await slow
-            pid, scratch = pool._workers[0]._process.pid, pool._workers[0]._scratch
+            pid, scratch = pool._workers[0].pid, pool._workers[0]._scratch
             hung = asyncio.ensure_future(lease.step("hang 60"))
             await asyncio.sleep(0.05)
             started = time.monotonic()
@@ -314,6 +313,4 @@ def test_no_orphans_after_the_parent_is_killed(last_word, tmp_path):
     parent.wait()
     wait_until(lambda: not any(alive(pid) for pid in workers))
     parent.stdout.close()
-    assert len(list(tmp_path.iterdir())) == 2, "nobody was left to remove them"
-    assert scratch.sweep(str(tmp_path)) == 2
-    assert not list(tmp_path.iterdir())
+    wait_until(lambda: not list(tmp_path.iterdir()))  # the workers' guards remove them
