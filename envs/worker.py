@@ -10,8 +10,8 @@ then ``(replies, counts, busy_s, batch_done, memory_bytes)`` with replies ``(req
 environment failed), "unavailable" or "refused" (the caller's mistake). A batch is answered in parts, so that the reader sees progress; the
 last part has ``batch_done`` True. Answers of slow environments come by themselves, with ``batch_done`` None.
 
-The first eight bytes of the file ``NOW`` in the folder for temporary files are the number of the request being answered (0: none), so that
-after a crash the reader knows whose call it was.
+The eight bytes of the file ``NOW``, which the reader puts into the folder for temporary files, are the number of the request being answered
+(0: none), so that after a crash the reader knows whose call it was.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ NOW = "now"
 MEMORY_EXIT = 77  # exit code of a worker that used too much memory
 KILL_SHARE = 1.5  # of the memory limit: from here the worker ends itself
 _DATA_SHARE = 2.0  # of the memory limit: from here the system refuses, for calls that grow faster than anybody looks
+_STACKS = 512 * 2**20  # bytes besides, for the stacks of threads, which are promised but not used
 _LOOK_EVERY_S = 0.05
 _REPLY_EVERY_S = 0.01
 _PAGE = resource.getpagesize()
@@ -139,17 +140,16 @@ def memory_bytes() -> int:
 def limit_memory(limit_bytes: int) -> None:
     """End this process when it holds more than ``KILL_SHARE`` of the limit; what grows faster than a thread can look is refused by the
     system (``MemoryError``)."""
-    if data := _statm(5):
-        most = data + int(_DATA_SHARE * limit_bytes)
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
     def look() -> None:
         while memory_bytes() <= KILL_SHARE * limit_bytes:
             time.sleep(_LOOK_EVERY_S)
         os._exit(MEMORY_EXIT)
 
     threading.Thread(target=look, name="memory", daemon=True).start()
+    if data := _statm(5):
+        most = data + int(_DATA_SHARE * limit_bytes) + _STACKS
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def main(argv: list[str]) -> None:
@@ -181,9 +181,7 @@ def main(argv: list[str]) -> None:
 
 
 def _now_file(folder: str) -> memoryview:
-    path = Path(folder, NOW)
-    path.write_bytes(bytes(8))
-    with path.open("r+b") as file:
+    with Path(folder, NOW).open("r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 8)).cast("q")
 
 
