@@ -45,7 +45,7 @@ class Host:
         self._released = 0
         self._lock = threading.Lock()  # of everything here but the calls of the environments
         self.slow: set[int] = set()
-        self.counts = dict.fromkeys(("made", "reused", "resets", "steps", "errors", "close_errors"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(("made", "reused", "resets", "steps", "errors", "close_errors"), 0)
 
     def answer(self, op: str, lease: int, argument: Any) -> tuple[str, Any]:
         """Do one request; the verdict and the value or message."""

@@ -140,6 +140,7 @@ def memory_bytes() -> int:
 def limit_memory(limit_bytes: int) -> None:
     """End this process when it holds more than ``KILL_SHARE`` of the limit; what grows faster than a thread can look is refused by the
     system (``MemoryError``)."""
+
     def look() -> None:
         while memory_bytes() <= KILL_SHARE * limit_bytes:
             time.sleep(_LOOK_EVERY_S)

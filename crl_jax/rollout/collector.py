@@ -18,9 +18,10 @@ from crl_jax.records import Condition, Episode, Group, SamplingParams, Task
 from crl_jax.rollout.agent import ActorPrompts, Answer, Ask, Codec, EpisodeSampler, Plan, run_episode
 from crl_jax.rollout.device_pool import DeviceLease, DevicePool
 from crl_jax.rollout.gate import Gate
-from crl_jax.rollout.pool import EnvError, EnvPool, Lease
+from crl_jax.rollout.pool import EnvError, EnvPool, Lease, Quarantined
 from crl_jax.rollout.pools import Pools
 from crl_jax.seeds import derive_seed
+from envs.api import Observation, Step
 
 
 class PromptTooLong(UserError, RuntimeError):
@@ -137,12 +138,15 @@ class Collector:
         )
 
     async def _play(self, plans: Sequence[Plan], ask: Ask | None, *, count: bool = True) -> list[Episode]:
+        refused: list[Quarantined] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._episode(plan, ask, count)) for plan in plans]
+                running = [tasks.create_task(self._episode(plan, ask, count, refused)) for plan in plans]
         except ExceptionGroup as group:  # one reason says it; every other episode failed for the same one or was cancelled
             raise group.exceptions[0] from None
         episodes = [task.result() for task in running]
+        if refused and len(refused) == len(plans):  # the next batch would do no better
+            raise refused[0]
         if episodes and not any(episode.turns or episode.reward is None for episode in episodes):
             used, room, reply = len(episodes[0].log), self.sampler.max_length, self.settings.sampling.max_new_tokens
             raise PromptTooLong(
@@ -151,10 +155,14 @@ class Collector:
             )
         return episodes
 
-    async def _episode(self, plan: Plan, ask: Ask | None, count: bool) -> Episode:
+    async def _episode(self, plan: Plan, ask: Ask | None, count: bool, refused: list[Quarantined]) -> Episode:
         if self.gate is not None:
             plan = await self.gate.judge(plan, count=count)  # before the environment is taken: others can use it meanwhile
-        lease = await self._lease(plan.task.env)
+        try:
+            lease = await self._lease(plan.task.env)
+        except Quarantined as refusal:  # it fails its own episodes only: the others of the batch go on
+            refused.append(refusal)
+            lease = _Refused(refusal)
         try:
             return await run_episode(
                 plan, env=lease, sampler=self.sampler, codec=self.codec, prompts=self.prompts, ask=ask, env_errors=(EnvError,)
@@ -169,3 +177,19 @@ class Collector:
             return await self.pool.lease(env, options)
         except EnvError:
             return await self.pool.lease(env, options)
+
+
+class _Refused:
+    """In the place of an environment in quarantine."""
+
+    def __init__(self, refusal: Quarantined):
+        self._refusal = refusal
+
+    async def reset(self, seed: int, task: str = "") -> Observation:
+        raise self._refusal
+
+    async def step(self, text: str) -> Step:
+        raise self._refusal
+
+    async def release(self) -> None:
+        """Nothing was lent."""

@@ -56,13 +56,17 @@ class PoolStats:
         return PoolStats(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)})
 
 
+class Quarantined(EnvError):
+    """The environment cost too many workers and is not lent any more."""
+
+
 class EnvPool:
     """``async with EnvPool(workers=2) as pool: ...`` on a running event loop.
 
     ``make`` is ``module:function``; the function takes the environment's name and its options as keywords. ``max_free`` is the number of
-    released instances each worker keeps for reuse (a NetHack takes about 3.5 MiB). ``episode_timeout_s`` bounds an episode from its reset to
-    its end, the model's thinking included (0: not at all). ``worker_memory_mib`` is what a worker may hold (0: any amount): above it, it is
-    replaced; at 1.5 times it is killed.
+    released instances each worker keeps for reuse (a NetHack takes about 3.5 MiB). ``episode_timeout_s`` bounds an episode from its reset
+    to its end, the model's thinking included (0: not at all). ``worker_memory_mib`` is what a worker may hold (0: any amount): above it, it
+    is replaced; at 1.5 times it is killed.
     """
 
     def __init__(
@@ -109,14 +113,14 @@ class EnvPool:
     async def lease(self, env: str, options: Mapping[str, Any] | None = None) -> Lease:
         """Borrow an environment, on the worker with the fewest leases.
 
-        Raises ``EnvUnavailable``, or ``EnvError`` when it cannot be made or is in quarantine.
+        Raises ``EnvUnavailable``, ``EnvError`` when it cannot be made, or ``Quarantined``.
         """
         if self._closing or self._broken or not self._workers:
             raise EnvError(self._broken or "the pool is not open: use it inside 'async with'")
         key = key_of(env, options or {})
         if refusal := self._quarantine.refusal(key):
             self._past = dataclasses.replace(self._past, quarantined=self._past.quarantined + 1)
-            raise EnvError(refusal)
+            raise Quarantined(refusal)
         worker = min(self._workers, key=lambda candidate: len(candidate.keys))
         self._leases += 1
         number = self._leases

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import pathlib
 import pickle
 import shutil
 import signal
@@ -91,8 +90,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._launch, self._on_gone, self._on_sick, self._on_blame = launch, on_gone, on_sick, on_blame
         self._scratch = scratch.make()
-        self._now = pathlib.Path(self._scratch, NOW).open("w+b", buffering=0)  # kept open: the guard removes the folder
-        self._now.write(bytes(8))
+        self._now = os.open(os.path.join(self._scratch, NOW), os.O_RDWR | os.O_CREAT)  # kept open: the guard removes the folder
+        os.write(self._now, bytes(8))
         self._process, self._pipe = launch.start(self._scratch)
         self._calls: dict[int, _Call] = {}
         self._outbox: list[tuple[int, str, int, Any]] = []
@@ -192,7 +191,7 @@ class Worker:
                 self._process.wait()
         self._reader.join()
         self._pipe.close()
-        self._now.close()
+        os.close(self._now)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _plan_flush(self) -> None:
@@ -319,7 +318,7 @@ class Worker:
         """Say whose call it was: that of the request at hand, else those of slow environments, who share the blame."""
         if self._overdue_slow:  # said already; a call that never gives way stops all the others
             return
-        at = self._calls.get(int.from_bytes(os.pread(self._now.fileno(), 8, 0), sys.byteorder))
+        at = self._calls.get(int.from_bytes(os.pread(self._now, 8, 0), sys.byteorder))
         suspects = [at.lease] if at is not None else [call.lease for call in self._calls.values() if call.alarm is not None]
         keys = [self.keys[lease] for lease in suspects if lease in self.keys]
         self.blamed = bool(keys)

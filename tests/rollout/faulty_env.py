@@ -40,7 +40,7 @@ class FaultyEnv:
                 while True:
                     self.held.append(bytearray(os.urandom(1)) * (1 << 20))
             case ["power"]:  # one C call that never gives way to other threads
-                text = str((10 ** 10**8) % 7)
+                text = str((10**10**8) % 7)
             case ["unsendable"]:
                 return Step(text, 0.0, False, False, False, True, {"file": sys.stderr})
         self.told.append(text)

@@ -8,7 +8,7 @@ import pytest
 from crl_jax.records import SamplingParams, Task
 from crl_jax.rollout import collector
 from crl_jax.rollout.collector import Collector, CollectSettings, EnvSettings, PromptTooLong
-from crl_jax.rollout.pool import EnvError
+from crl_jax.rollout.pool import EnvError, Quarantined
 
 TASKS = [Task("dungeon/a", 1, "find it", "dungeon"), Task("dungeon/b", 2, "find it", "dungeon")]
 ENVS = [task.env for task in TASKS]
@@ -51,6 +51,18 @@ def test_a_worker_that_dies_while_an_environment_is_made_costs_nothing(monkeypat
 def test_an_environment_that_cannot_be_made_ends_the_batch_with_its_own_error(monkeypatch):
     with pytest.raises(EnvError, match="no such level"):
         play(Pool(*[EnvError("no such level")] * 8), monkeypatch)
+
+
+def test_N02_an_environment_in_quarantine_fails_its_own_episodes_until_there_is_no_other(monkeypatch):
+    class Sick(Pool):
+        async def lease(self, env, options):
+            if env in self.errors:
+                raise Quarantined(f"environment {env} is in quarantine")
+            return types.SimpleNamespace(release=lambda: asyncio.sleep(0))
+
+    assert [len(group.episodes) for group in play(Sick(ENVS[0]), monkeypatch)] == [2, 2]
+    with pytest.raises(EnvError, match="dungeon/a is in quarantine"):
+        play(Sick(*ENVS), monkeypatch)
 
 
 def test_a_prompt_that_leaves_no_room_for_a_reply_is_an_error_that_names_the_length(monkeypatch):
