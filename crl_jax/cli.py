@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from crl_jax.bank_tools import commands as bank_commands
 from crl_jax.benchmarks import SCRIPTS
+from crl_jax.env_tools import commands as env_commands
 from crl_jax.serve_bank_command import add_serve
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _options_last(argv: Sequence[str]) -> list[str]:
     """``--flag`` after ``key=value`` and before it mean the same: argparse wants the key=value words together. The words of a benchmark are
     its own, and what is looked for in a bank may hold any character.
     """
-    if argv[:1] in (["bench"], ["bank"]):
+    if argv[:1] in (["bench"], ["bank"]) or argv[:2] == ["envs", "bench"]:
         return list(argv)
     settings = [word for word in argv if "=" in word and not word.startswith("-")]
     rest = [word for word in argv if word not in settings]
@@ -132,13 +133,8 @@ def _config_commands(commands: Any) -> None:
 
 
 def _env_commands(commands: Any) -> None:
-    envs = commands.add_parser("envs", help="look at the environments").add_subparsers(required=True, metavar="ACTION")
-    listing = _command(envs, "ls", _envs_ls, "list environments and their goals")
-    listing.add_argument("prefix", nargs="?", default="", help="only names that start with this")
-    play = _command(envs, "play", _envs_play, "play one episode at the keyboard")
-    play.add_argument("name", help="a name from `crl envs ls`")
-    play.add_argument("options", nargs="*", metavar="key=value", help="options of the environment, e.g. style=full max_turns=20")
-    play.add_argument("--seed", type=int, default=0)
+    envs = commands.add_parser("envs", help="look at, play, check and measure the environments")
+    env_commands.add_to(envs.add_subparsers(required=True, metavar="ACTION"), _command)
 
 
 def _bank_commands(commands: Any) -> None:
@@ -240,18 +236,6 @@ def _config_check(args: argparse.Namespace) -> int:
     _load(args)
     print(f"{args.config}: ok")
     return 0
-
-
-def _envs_ls(args: argparse.Namespace) -> int:
-    from crl_jax.browse import list_envs
-
-    return list_envs(args.prefix)
-
-
-def _envs_play(args: argparse.Namespace) -> int:
-    from crl_jax.browse import play_env
-
-    return play_env(args.name, args.options, args.seed)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""What ``crl envs`` does, one module for each command."""
