@@ -119,7 +119,7 @@ class EnvPool:
             raise EnvError(self._broken or "the pool is not open: use it inside 'async with'")
         key = key_of(env, options or {})
         if refusal := self._quarantine.refusal(key):
-            self._past = dataclasses.replace(self._past, quarantined=self._past.quarantined + 1)
+            self._past += PoolStats(quarantined=1)
             raise Quarantined(refusal)
         worker = min(self._workers, key=lambda candidate: len(candidate.keys))
         self._leases += 1
@@ -140,7 +140,7 @@ class EnvPool:
         """The counters, of present and past workers together."""
         total = self._past
         for worker in [*self._workers, *self._draining]:
-            total = _add(total, _stats(worker))
+            total += _stats(worker)
         return total
 
     async def close(self) -> None:
@@ -185,7 +185,7 @@ class EnvPool:
             return
         self._workers.remove(worker)
         self._draining.append(worker)
-        self._past = _add(self._past, PoolStats(restarts=1, drained=1))
+        self._past += PoolStats(restarts=1, drained=1)
         self._workers.append(self._start(2 * worker.window))  # if the next ones are no better, replacing them does not help
         worker.drain()
 
@@ -193,7 +193,7 @@ class EnvPool:
         self._quarantine.blame(keys, reason)
 
     def _bury(self, worker: Worker, restarts: int = 0) -> None:
-        self._past = _add(self._past, dataclasses.replace(_stats(worker), restarts=restarts, memory_mib=0.0))
+        self._past += dataclasses.replace(_stats(worker), restarts=restarts, memory_mib=0.0)
 
     def _stop(self, worker: Worker, timeout_s: float) -> None:
         stopping = asyncio.get_running_loop().run_in_executor(None, worker.stop, timeout_s)
@@ -207,7 +207,7 @@ class EnvPool:
             raise EnvError(f"worker_memory_mib={limit}, but a worker needs {needed:.0f} MiB before its first environment: use more")
 
     def _late_episode(self, lease: Lease) -> EnvError:
-        self._past = dataclasses.replace(self._past, overdue=self._past.overdue + 1)
+        self._past += PoolStats(overdue=1)
         self._drop(lease._worker, lease._number)
         limit = f"{self.episode_timeout_s:g} s"
         return EnvError(f"an episode ran into its deadline of {limit} (raise env.episode_timeout_s; 0 means none)")
@@ -258,7 +258,3 @@ def _stats(worker: Worker) -> PoolStats:
     return PoolStats(
         **worker.counts, lost=worker.lost, messages=worker.messages, busy_s=worker.busy_s, memory_mib=worker.memory_bytes / MIB
     )
-
-
-def _add(a: PoolStats, b: PoolStats) -> PoolStats:
-    return PoolStats(**{field.name: getattr(a, field.name) + getattr(b, field.name) for field in dataclasses.fields(PoolStats)})

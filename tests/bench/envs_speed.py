@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import pathlib
 import random
 import resource
@@ -132,7 +133,7 @@ def _play(env: TextEnv, name: str, seconds: float) -> dict[str, float]:
 
 async def _at_once(name: str, seconds: float, at_once: int, workers: int) -> dict[str, Any]:
     tasks = _tasks(name)
-    async with EnvPool(workers=workers, call_timeout_s=_CALL_TIMEOUT_S) as pool:
+    async with _pool(workers) as pool:
         leases = [await pool.lease(name) for _ in range(at_once)]
         await asyncio.gather(*(lease.reset(n, tasks[n % len(tasks)].id) for n, lease in enumerate(leases)))
         steps, before, started = 0, pool.stats(), time.perf_counter()
@@ -158,6 +159,15 @@ async def _at_once(name: str, seconds: float, at_once: int, workers: int) -> dic
         "workers_memory_mib": after.memory_mib,
         "errors": after.errors + after.lost,
     }
+
+
+def _pool(workers: int) -> Any:
+    """The pool that runs use: worker processes, and the device for families that are stepped in batches."""
+    try:
+        pools = importlib.import_module("crl_jax.rollout.pools")
+    except ModuleNotFoundError:
+        return EnvPool(workers=workers, call_timeout_s=_CALL_TIMEOUT_S)
+    return pools.Pools(workers=workers, call_timeout_s=_CALL_TIMEOUT_S)
 
 
 def _tasks(name: str) -> tuple[EnvTask, ...]:

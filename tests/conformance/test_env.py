@@ -11,7 +11,7 @@ from envs.check import check
 from envs.conformance.process import examine
 
 ALONE = {"hang", "crash", "orphan"}  # rules about the process: these need one
-EPISODES = 4  # of each real environment here; `crl envs check --all --episodes 1000` plays more
+EPISODES, TURNS = 4, 6  # of each real environment here; `crl envs check --all --episodes 1000` plays more
 
 
 def found_in_this_process(name, episodes=12):
@@ -66,7 +66,7 @@ def some_environments():
 @pytest.mark.parametrize("name", some_environments())
 def test_N03_every_family_keeps_its_promises(name):
     try:
-        report = check(name, episodes=EPISODES)
+        report = check(name, {"max_turns": TURNS}, episodes=EPISODES)
     except EnvUnavailable as missing:
         pytest.skip(str(missing))
     assert report.passed, report.findings
