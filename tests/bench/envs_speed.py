@@ -20,7 +20,8 @@ from envs import registry
 from envs.api import EnvTask, TextEnv
 from envs.players import Player, players_of
 
-_INSTANCES = 9  # the first pays for the game itself
+_INSTANCES = 9  # at most; the first pays for the game itself
+_MAKE_S = 30.0  # no more instances after this, but two
 _CALL_TIMEOUT_S = 120.0
 
 
@@ -63,11 +64,13 @@ def share_of_run(folder: pathlib.Path) -> dict[str, Any]:
     """What a run's metrics tell of its environments: ``share`` of the rollout time, or why it is unknown."""
     try:
         rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "rollout/collect_s" in row and "env/busy_s" in row]
-    except (OSError, MetricsError) as error:
+    except OSError as error:
+        return {"unknown": f"{folder.name}/metrics.jsonl: {error.strerror}"}
+    except MetricsError as error:
         return {"unknown": str(error)}
     steps = {row["step"]: row for row in rows}  # of a step that was run twice the later row counts
     if not steps:
-        return {"unknown": f"{folder}: its metrics hold no step with env/busy_s and rollout/collect_s"}
+        return {"unknown": f"{folder.name}: its metrics hold no step with env/busy_s and rollout/collect_s"}
     busy = busy_before = 0.0
     for row in steps.values():  # the counter begins again with every resumed process
         busy += row["env/busy_s"] - busy_before if row["env/busy_s"] >= busy_before else row["env/busy_s"]
@@ -85,10 +88,13 @@ def share_of_run(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _bare(name: str, seconds: float) -> dict[str, float]:
-    before = _memory_mib()
-    envs, made_s = [], []
+    envs: list[TextEnv] = []
+    made_s: list[float] = []
+    first, end = 0.0, time.monotonic() + _MAKE_S
     try:
         for number in range(_INSTANCES):
+            if number > 1 and time.monotonic() > end:
+                break
             started = _cpu_s()
             envs.append(registry.make(name))
             made_s.append(_cpu_s() - started)
@@ -98,8 +104,8 @@ def _bare(name: str, seconds: float) -> dict[str, float]:
         last = _memory_mib()
         return {
             "make_cpu_s": min(made_s[1:]),
-            "memory_mib": max(0.0, last - first) / (_INSTANCES - 1),
-            "first_memory_mib": max(first, before),
+            "memory_mib": max(0.0, last - first) / (len(envs) - 1),
+            "first_memory_mib": first,
             **_play(envs[0], name, seconds),
         }
     finally:
@@ -135,19 +141,20 @@ async def _at_once(name: str, seconds: float, at_once: int, workers: int) -> dic
     tasks = _tasks(name)
     async with _pool(workers) as pool:
         leases = [await pool.lease(name) for _ in range(at_once)]
-        await asyncio.gather(*(lease.reset(n, tasks[n % len(tasks)].id) for n, lease in enumerate(leases)))
+        begun = await asyncio.gather(*(lease.reset(n, tasks[n % len(tasks)].id) for n, lease in enumerate(leases)))
         steps, before, started = 0, pool.stats(), time.perf_counter()
 
         async def play(number: int) -> None:
             nonlocal steps
-            seed = number
+            seed, seen = number, begun[number]
             while time.perf_counter() - started < seconds:
-                seed, task = seed + at_once, tasks[seed % len(tasks)]
-                seen, done = await leases[number].reset(seed, task.id), False
-                player, text, actions = _random(name, task, seed), seen.text, seen.actions
+                player, text, actions, done = _random(name, tasks[seed % len(tasks)], seed), seen.text, seen.actions, False
                 while not done and time.perf_counter() - started < seconds:
                     step = await leases[number].step(player(text, actions))
                     text, actions, done, steps = step.observation, step.actions, step.done, steps + 1
+                seed += at_once
+                if done:
+                    seen = await leases[number].reset(seed, tasks[seed % len(tasks)].id)
 
         await asyncio.gather(*(play(number) for number in range(at_once)))
         took, after = time.perf_counter() - started, pool.stats()
