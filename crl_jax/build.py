@@ -218,6 +218,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         pool = Pools(
             workers=max(1, config.env.workers),
             call_timeout_s=config.env.call_timeout_s,
+            families=sorted({name.partition("/")[0] for name in tasks.envs}),
             episode_timeout_s=config.env.episode_timeout_s,
             worker_memory_mib=config.env.worker_memory_mib,
         )

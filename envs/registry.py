@@ -50,9 +50,11 @@ def make(name: str, **options: Any) -> TextEnv:
     return module.make(short, **options)
 
 
-def prepare() -> None:
-    """Import the games that are installed. They are slow to load; a missing one is told by ``make``, to whoever wants it."""
-    for family in _FAMILIES:
+def prepare(*wanted: str) -> None:
+    """Import the games of the families ``wanted`` (none named: all) that are installed. They are slow to load; a missing one is told by
+    ``make``, to whoever wants it.
+    """
+    for family in wanted or _FAMILIES:
         with contextlib.suppress(EnvUnavailable):
             module_of(family).prepare()
 

@@ -100,14 +100,20 @@ class _Lanes:
                 self._sender.send([reply], time.perf_counter() - started, None)
 
 
-def serve(pipe: Connection, host: Host, now: memoryview) -> None:
-    """Answer batches until the pipe ends. ``now[0]`` is always the request at hand."""
+def serve(pipe: Connection, host: Host, now: memoryview, limit_bytes: int = 0) -> None:
+    """Answer batches until the pipe ends. ``now[0]`` is always the request at hand.
+
+    ``limit_bytes`` (0: none) holds from the first batch on: by then it was compared with what the worker needs to start.
+    """
     sender = _Sender(pipe, host)
     lanes = _Lanes(host, sender)
     pipe.send(("ready", os.getpid(), memory_bytes()))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             batch: list[Request] = pipe.recv()
+            if limit_bytes:
+                limit_memory(limit_bytes)
+                limit_bytes = 0
             replies: list[Reply] = []
             started = time.perf_counter()
             for request in batch:
@@ -157,10 +163,10 @@ def main(argv: list[str]) -> None:
     """Run a worker.
 
     ``argv``: the pipe's file descriptor, the parent's process id, ``module:function`` that makes environments, the number of free instances
-    to keep, the memory limit in bytes (0: none), the folder for temporary files, then the import paths. If the module has a function
-    ``prepare``, it is called once before the worker says that it is ready.
+    to keep, the memory limit in bytes (0: none), the families to load (a comma between them; "": all), the folder for temporary files, then
+    the import paths. A function ``prepare`` of the module is called once, with the families, before the worker says that it is ready.
     """
-    fd, parent, make, max_free, memory, scratch, *paths = argv
+    fd, parent, make, max_free, memory, families, scratch, *paths = argv
     under_guard(int(parent), folder=scratch, close_fd=int(fd))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(int(fd), False)  # a program that an environment starts must not keep the pipe open
@@ -169,14 +175,12 @@ def main(argv: list[str]) -> None:
     tempfile.tempdir = scratch  # removed from outside, also after this process had to be killed
     name, _, function = make.partition(":")
     module = importlib.import_module(name)
-    prepare: Callable[[], None] | None = getattr(module, "prepare", None)
+    prepare: Callable[..., None] | None = getattr(module, "prepare", None)
     if prepare is not None:
-        prepare()  # before "ready": loading a game takes longer than a call may take
-    if int(memory):
-        limit_memory(int(memory))
+        prepare(*filter(None, families.split(",")))  # before "ready": loading a game takes longer than a call may take
     host = Host(getattr(module, function), int(max_free))
     try:
-        serve(Connection(int(fd)), host, _now_file(scratch))
+        serve(Connection(int(fd)), host, _now_file(scratch), int(memory))
     finally:
         host.close()
 

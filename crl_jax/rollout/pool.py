@@ -63,10 +63,10 @@ class Quarantined(EnvError):
 class EnvPool:
     """``async with EnvPool(workers=2) as pool: ...`` on a running event loop.
 
-    ``make`` is ``module:function``; the function takes the environment's name and its options as keywords. ``max_free`` is the number of
-    released instances each worker keeps for reuse (a NetHack takes about 3.5 MiB). ``episode_timeout_s`` bounds an episode from its reset
-    to its end, the model's thinking included (0: not at all). ``worker_memory_mib`` is what a worker may hold (0: any amount): above it, it
-    is replaced; at 1.5 times it is killed.
+    ``make`` is ``module:function``; the function takes the environment's name and its options as keywords. ``families`` are loaded before
+    the first lease, all if none is named. ``max_free`` is the number of released instances each worker keeps for reuse (a NetHack takes
+    about 3.5 MiB). ``episode_timeout_s`` bounds an episode from its reset to its end, the model's thinking included (0: not at all).
+    ``worker_memory_mib`` is what a worker may hold (0: any amount): above it, it is replaced; at 1.5 times it is killed.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class EnvPool:
         call_timeout_s: float = 20.0,
         make: str = "envs.registry:make",
         *,
+        families: Sequence[str] = (),
         max_free: int = 256,
         start_timeout_s: float = 60.0,
         episode_timeout_s: float = 0.0,
@@ -84,7 +85,7 @@ class EnvPool:
         if workers < 1:
             raise ValueError(f"workers={workers}: a pool needs at least 1")
         self.episode_timeout_s = episode_timeout_s
-        self._launch = Launch(make, max_free, worker_memory_mib, call_timeout_s, start_timeout_s)
+        self._launch = Launch(make, max_free, tuple(families), worker_memory_mib, call_timeout_s, start_timeout_s)
         self._count = workers
         self._workers: list[Worker] = []
         self._draining: list[Worker] = []

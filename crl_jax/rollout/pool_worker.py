@@ -46,6 +46,7 @@ class Launch:
 
     make: str
     max_free: int
+    families: tuple[str, ...]  # to load at the start; empty: all
     memory_mib: int
     call_timeout_s: float
     start_timeout_s: float
@@ -56,7 +57,7 @@ class Launch:
         home = os.path.dirname(os.path.dirname(os.path.abspath(envs.__file__)))
         paths = [home, *(os.path.abspath(path) for path in sys.path)]
         command = f"import sys; sys.path.insert(0, {home!r}); from envs.worker import main; main(sys.argv[1:])"
-        numbers = [theirs.fileno(), os.getpid(), self.make, self.max_free, self.memory_mib * MIB]
+        numbers = [theirs.fileno(), os.getpid(), self.make, self.max_free, self.memory_mib * MIB, ",".join(self.families)]
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", command, *map(str, numbers), scratch, *paths],

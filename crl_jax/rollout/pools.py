@@ -7,7 +7,7 @@ Does not: make either kind itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,10 +20,20 @@ class Pools:
     """``async with Pools(workers=2) as pools: ...`` on a running event loop."""
 
     def __init__(
-        self, workers: int = 1, call_timeout_s: float = 20.0, *, episode_timeout_s: float = 0.0, worker_memory_mib: int = 0
+        self,
+        workers: int = 1,
+        call_timeout_s: float = 20.0,
+        *,
+        families: Sequence[str] = (),
+        episode_timeout_s: float = 0.0,
+        worker_memory_mib: int = 0,
     ) -> None:
         self._processes = EnvPool(
-            workers=workers, call_timeout_s=call_timeout_s, episode_timeout_s=episode_timeout_s, worker_memory_mib=worker_memory_mib
+            workers=workers,
+            call_timeout_s=call_timeout_s,
+            families=families,
+            episode_timeout_s=episode_timeout_s,
+            worker_memory_mib=worker_memory_mib,
         )
         self._device = DevicePool(make_batch, call_timeout_s)
 
