@@ -1,7 +1,7 @@
-"""The tools at work on one tree.
+"""The tools at work on one repository.
 
-Owns: a working copy of a repository, the directory that ``execute_bash`` is in, and what ``undo_edit`` brings back.
-Promises: every tool runs in the sandbox; its answer is text of bounded length; times that a test runner prints are left out, so that the
+Owns: what a tool call becomes, the directory that ``execute_bash`` is in, and what ``undo_edit`` brings back.
+Promises: nothing is run or edited but by the runner; an answer is text of bounded length; times that a test runner prints are left out, so that the
 same commands give the same text.
 Does not: grade.
 """
@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from envs.api import EnvError
-from envs.swe.bounds import Limits, tree_size
+from envs.swe.bounds import Limits
 from envs.swe.calls import Call
-from envs.swe.layout import TREE, Bind
-from envs.swe.sandbox import NOTE, Finished, Sandbox
+from envs.swe.layout import TREE
+from envs.swe.sandbox import NOTE, Finished
 
 _EDIT = Path(__file__).with_name("inside").joinpath("edit.py").read_text(encoding="utf-8")
 _COMMAND_MOST = 100_000  # bytes; the kernel takes 128 KiB as one argument
@@ -36,18 +34,24 @@ _STOPPED = {
 }
 
 
-class Workbench:
-    """Tools on a fresh copy of ``repository`` (a folder with its git history). ``limits`` are those of one command."""
+class Runner(Protocol):
+    """Runs commands on one working copy at ``/testbed``. ``python``: an interpreter's name in there."""
 
-    def __init__(self, sandbox: Sandbox, repository: Path, limits: Limits) -> None:
-        self._sandbox, self._limits = sandbox, limits
-        self._home = Path(tempfile.mkdtemp(prefix="swe-"))
-        self.tree = self._home / "tree"
+    python: str
+
+    def run(self, argv: Sequence[str], limits: Limits, *, stdin: bytes = b"") -> Finished:
+        """Run ``argv`` to its end, in bounds. Raises ``EnvError``."""
+        ...
+
+
+class Tools:
+    """The tools, by ``runner``. ``limits`` are those of one command. ``seconds``: spent in tools so far."""
+
+    def __init__(self, runner: Runner, limits: Limits) -> None:
+        self._runner, self._limits = runner, limits
         self._cwd = TREE
         self._undo: list[tuple[str, str | None]] = []
-        self._allowed = (0, 0)
-        self.seconds = 0.0  # spent in tools so far
-        shutil.copytree(repository, self.tree, symlinks=True)
+        self.seconds = 0.0
 
     def use(self, call: Call) -> tuple[str, bool]:
         """The tool's answer, and whether it changed something (a shell command is taken to). Raises ``EnvError``."""
@@ -59,14 +63,6 @@ class Workbench:
         if done["changed"]:
             self._undo = [*self._undo, (done["path"], done["before"])][-_UNDO_MOST:]
         return done["text"], done["changed"]
-
-    def close(self) -> None:
-        """Remove the tree, whatever has been made of it."""
-        try:
-            shutil.rmtree(self._home)
-        except (OSError, RecursionError):  # folders without rights, or nested deeper than Python walks: the shell's tools do better
-            self._run(["/usr/bin/bash", "-c", f"chmod -R u+rwx {TREE}; find {TREE} -mindepth 1 -delete"], watch=False)
-            shutil.rmtree(self._home, ignore_errors=True)
 
     def _bash(self, command: str) -> str:
         if len(command.encode()) > _COMMAND_MOST:
@@ -85,7 +81,7 @@ class Workbench:
     def _edit(self, command: str, path: str, text: Mapping[str, str | None], numbers: tuple[int, ...] = ()) -> dict[str, Any]:
         request = {"root": TREE, "command": command, "path": path, "text": dict(text), "numbers": numbers}
         limits = Limits(wall_s=self._limits.wall_s, head=4_000_000, tail=0)
-        argv = [self._sandbox.layout.python, "-I", "-S", "-c", _EDIT]
+        argv = [self._runner.python, "-I", "-S", "-c", _EDIT]
         done = self._run(argv, stdin=json.dumps(request).encode(), limits=limits)
         if done.stopped == "disk":
             return {"text": f"Error: {_STOPPED['disk'].format(**vars(self._limits))}", "changed": False}
@@ -106,12 +102,7 @@ class Workbench:
                 return done["text"], done["changed"]
         return f"Error: no edit of {path.strip()} to undo", False
 
-    def _run(self, argv: list[str], *, stdin: bytes = b"", limits: Limits | None = None, watch: bool = True) -> Finished:
-        binds = [Bind(str(self.tree), TREE, writable=True)]
-        watched = self.tree if watch else None
-        self.tree.chmod(0o755)  # a command may have closed it to the next
-        done = self._sandbox.run(argv, limits or self._limits, binds=binds, stdin=stdin, watch=watched, allowed=self._allowed)
-        if done.stopped == "disk":  # what is there may stay, so that the next command can tidy up
-            self._allowed = tree_size(self.tree, 10 * self._limits.tree_files)
+    def _run(self, argv: list[str], *, stdin: bytes = b"", limits: Limits | None = None) -> Finished:
+        done = self._runner.run(argv, limits or self._limits, stdin=stdin)
         self.seconds += done.seconds
         return done
