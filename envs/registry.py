@@ -25,6 +25,7 @@ _FAMILIES = {
     "sokoban": "envs.sokoban.tasks",
     "frozen_lake": "envs.frozen_lake.tasks",
     "gymnax": "envs.gymnax.tasks",
+    "swe": "envs.swe.tasks",
 }
 
 

@@ -74,19 +74,20 @@ def tree_size(tree: Path, stop_at: int) -> tuple[int, int]:
 def _descendants(pid: int, most: int) -> list[int]:
     found, queue = [], [pid]
     while queue and len(found) < most:
-        for child in _children(queue.pop()):
+        for child in children(queue.pop()):
             found.append(child)
             queue.append(child)
     return found
 
 
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
+def children(pid: int) -> list[int]:
+    """Its child processes."""
+    found: list[int] = []
     with contextlib.suppress(OSError):  # it ended
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as listed:
-                children += map(int, listed.read().split())
-    return children
+                found += map(int, listed.read().split())
+    return found
 
 
 def _resident(pid: int) -> int:

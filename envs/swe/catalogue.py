@@ -91,7 +91,9 @@ class FromFile:
         try:
             self._instances = {one.instance_id: one for one in read_instances(path)}
         except OSError as failure:
-            raise EnvUnavailable(f"swe: SWE_INSTANCES={path}: {failure.strerror}: give a file of instances, or unset the variable") from failure
+            raise EnvUnavailable(
+                f"swe: SWE_INSTANCES={path}: {failure.strerror}: give a file of instances, or unset the variable"
+            ) from failure
         self._folder = path.resolve().parent
 
     def ids(self, split: Split) -> tuple[str, ...]:

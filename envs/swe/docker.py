@@ -24,7 +24,6 @@ from typing import Any
 
 from envs.api import EnvError, EnvUnavailable
 from envs.swe.bounds import Limits
-from envs.swe.calls import Call
 from envs.swe.grading import Verdict
 from envs.swe.instance import Instance
 from envs.swe.layout import TREE
@@ -73,7 +72,17 @@ def run_command(program: str, instance: Instance, name: str) -> list[str]:
 
 def exec_command(program: str, name: str, argv: Sequence[str], wall_s: float) -> list[str]:
     """Runs ``argv`` in the container, and kills it when its time is up."""
-    inside = ["timeout", "--signal", "KILL", f"{wall_s:g}", "bash", "-c", 'exec 9>/tmp/.note; "$@" 2>&1 | head -c 20000000; exit ${PIPESTATUS[0]}', "bash", *argv]
+    inside = [
+        "timeout",
+        "--signal",
+        "KILL",
+        f"{wall_s:g}",
+        "bash",
+        "-c",
+        'exec 9>/tmp/.note; "$@" 2>&1 | head -c 20000000; exit ${PIPESTATUS[0]}',
+        "bash",
+        *argv,
+    ]
     return [program, "exec", "--interactive", "--workdir", TREE, name, *inside]
 
 

@@ -105,7 +105,9 @@ class Grader:
         for kind, *what in told:
             if kind == "test":
                 phases.setdefault(what[0], []).append((what[1], what[2]))
-        passed = {test for test, seen in phases.items() if [when for when, _ in seen] == ["setup", "call", "teardown"] and all(g for _, g in seen)}
+        passed = {
+            test for test, seen in phases.items() if [when for when, _ in seen] == ["setup", "call", "teardown"] and all(g for _, g in seen)
+        }
         if told[-1][0] == "end" and done.code == 0:
             return passed, ""
         return set(), f"the tests were not run to the end ({f'limit of {done.stopped}' if done.stopped else f'exit status {done.code}'})"

@@ -26,6 +26,16 @@ TREE = "/testbed"  # where the repository is inside, as in SWE-bench
 TOOLBOX = "/opt/swe"
 _PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig")
 _BESIDE = ("pygments", "py")  # what some versions of pytest import as well
+_INSTALLED = ("site-packages", "dist-packages", "ensurepip/_bundled", "tomllib")  # tomllib is a copy of tomli
+# What brings copies of Python packages to many machines and is of no use inside.
+_STRANGERS = (
+    "/usr/local",
+    "/usr/share",
+    "/usr/src",
+    "/usr/lib/python3/dist-packages",
+    "/usr/lib/node_modules",
+    "/usr/lib/google-cloud-sdk",
+)
 _PYTEST_COMMAND = """#!{toolbox}/bin/python
 import sys
 import pytest
@@ -107,13 +117,15 @@ def _layout(extra: tuple[Bind, ...], *, masks: tuple[str, ...], path: str, pytho
 
 
 def _masks() -> tuple[str, ...]:
-    """Folders under those shown that hold installed packages or wheels."""
+    """Folders under those shown that hold packages or wheels that bugs were made in."""
     stdlib = sysconfig.get_path("stdlib", vars={"base": sys.base_prefix, "installed_base": sys.base_prefix})
-    wanted = [f"{stdlib}/site-packages", f"{stdlib}/ensurepip/_bundled", "/usr/share/python-wheels", "/usr/lib/python3/dist-packages"]
+    wanted = [f"{stdlib}/{name}" for name in _INSTALLED]
+    wanted += [folder for folder in _STRANGERS if not f"{sys.base_prefix}/".startswith(f"{folder}/")]
     for root in ("/usr/lib", "/usr/local/lib"):
-        for name in ("site-packages", "dist-packages", "ensurepip/_bundled"):
+        for name in _INSTALLED:
             wanted += sorted(glob.glob(f"{root}/python3*/{name}"))
-    return tuple(dict.fromkeys(folder for folder in wanted if os.path.isdir(folder)))
+    found = [folder for folder in dict.fromkeys(wanted) if os.path.isdir(folder)]
+    return tuple(folder for folder in found if not any(folder.startswith(f"{above}/") for above in found))
 
 
 def _pytest_places() -> list[Path]:

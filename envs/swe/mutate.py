@@ -49,11 +49,7 @@ def mutate(source: str, place: Place) -> str:
 
 def _function(tree: ast.AST, name: str) -> ast.AST:
     for part in name.split("."):
-        inner = [
-            node
-            for node in ast.iter_child_nodes(tree)
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part
-        ]
+        inner = [node for node in ast.iter_child_nodes(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
         if not inner:
             raise PlaceNotFound(f"there is no {name}")
         tree = inner[-1]

@@ -30,7 +30,14 @@ def bwrap_command(program: str, layout: Layout, environment: Environment, inner:
         command += ["--symlink", target, name]
     for folder in layout.masks:
         command += ["--size", "4096", "--tmpfs", folder, "--remount-ro", folder]
-    command += ["--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/"]  # /proc: its switches ask for root's uid, not for rights
+    command += [
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/proc",
+        "--remount-ro",
+        "/",
+    ]  # /proc: its switches ask for root's uid, not for rights
     for name, value in environment:
         command += ["--setenv", name, value]
     return [*command, "--", *inner]
@@ -69,17 +76,29 @@ pivot_root . .
 umount -l .
 cd /
 hostname sandbox
-exec setpriv --securebits +noroot,+noroot_locked,+no_setuid_fixup,+no_setuid_fixup_locked --bounding-set -all --inh-caps -all \
+exec setpriv --pdeathsig KILL --securebits +noroot,+noroot_locked,+no_setuid_fixup,+no_setuid_fixup_locked --bounding-set -all --inh-caps -all \
   --ambient-caps -all --no-new-privs -- "$@"
 """
 
 
-def userns_command(
-    program: str, layout: Layout, environment: Environment, inner: Sequence[str], tmp_mib: int, root: str
-) -> list[str]:
+def userns_command(program: str, layout: Layout, environment: Environment, inner: Sequence[str], tmp_mib: int, root: str) -> list[str]:
     """``inner`` in namespaces made by util-linux; ``root`` is an empty folder to build the file system in."""
-    command = [program, "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child=KILL"]
-    command += ["--", "bash", "-c", _SCRIPT, "bash", root, str(tmp_mib << 10)]
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "--",
+        program,
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--net",
+        "--ipc",
+        "--uts",
+        "--cgroup",
+    ]
+    command += ["--fork", "--kill-child=KILL", "--", "bash", "-c", _SCRIPT, "bash", root, str(tmp_mib << 10)]
     for bind in layout.binds:
         command += ["rw" if bind.writable else "ro", bind.source, bind.target]
     for target, name in layout.links:

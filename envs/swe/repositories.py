@@ -26,7 +26,7 @@ from envs.swe.instance import Instance
 from envs.swe.layout import TREE, Bind
 from envs.swe.mutate import Place, PlaceNotFound, mutate
 from envs.swe.sandbox import Sandbox
-from envs.swe.sources import pinned_source
+from envs.swe.sources import pinned_sources
 
 Kind = Literal["algorithm", "mutation"]
 
@@ -110,6 +110,13 @@ def repository(instance_id: str, sandbox: Sandbox) -> Path:
     return cache.made_once(cache.folder("swe") / f"{instance_id}-{digest}", fill)
 
 
+def repair(instance_id: str) -> tuple[str, str, str]:
+    """The file with the bug, its broken text and its right one. Raises KeyError, ``EnvUnavailable``."""
+    right, wrong = _files(recipes()[instance_id])
+    name = next(name for name in right if right[name] != wrong[name])
+    return name, wrong[name], right[name]
+
+
 @functools.cache
 def refused() -> Mapping[str, str]:
     """Instances that cannot be made here, and why."""
@@ -122,17 +129,20 @@ def refused() -> Mapping[str, str]:
     return reasons
 
 
+@functools.cache
 def _files(recipe: Recipe) -> tuple[dict[str, str], dict[str, str]]:
     """The sources, right and wrong. Raises ``EnvUnavailable``."""
     if recipe.place is None:
         name = f"{recipe.module}.py"
         return {name: recipe.source}, {name: recipe.source.replace(*recipe.bug)}
-    right = {f"{recipe.module}/{name}": text for name, text in pinned_source(recipe.module).items()}
-    name = f"{recipe.module}/{recipe.file}"
-    try:
-        return right, {**right, name: mutate(right[name], recipe.place)}
-    except (PlaceNotFound, KeyError) as changed:
-        raise EnvUnavailable(f"swe: {recipe.id} does not fit the {recipe.module} that pip carries here: {changed}") from changed
+    why = ""
+    for source in pinned_sources(recipe.module):
+        right, name = {f"{recipe.module}/{file}": text for file, text in source.items()}, f"{recipe.module}/{recipe.file}"
+        try:
+            return right, {**right, name: mutate(right[name], recipe.place)}
+        except (PlaceNotFound, KeyError) as changed:
+            why = str(changed)
+    raise EnvUnavailable(f"swe: {recipe.id} does not fit the {recipe.module} that pip carries here ({why}): use an older pip")
 
 
 def _algorithm(data: Mapping[str, Any]) -> Recipe:
@@ -171,5 +181,7 @@ def _test_names(source: str) -> list[str]:
 
 
 def _diff(name: str, old: str, new: str) -> str:
-    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}" if old else "/dev/null", f"b/{name}")
+    lines = difflib.unified_diff(
+        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}" if old else "/dev/null", f"b/{name}"
+    )
     return f"diff --git a/{name} b/{name}\n{'' if old else 'new file mode 100644' + chr(10)}{''.join(lines)}"

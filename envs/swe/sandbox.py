@@ -10,11 +10,13 @@ Does not: keep anything between two commands but what they wrote into writable f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import selectors
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from envs.api import EnvError, EnvUnavailable
-from envs.swe.bounds import WATCH_EVERY_S, Limits, excess, tree_excess
+from envs.swe.bounds import WATCH_EVERY_S, Limits, children, excess, tree_excess
 from envs.swe.layout import TREE, Bind, Layout
 from envs.swe.namespaces import bwrap_command, userns_command
 
@@ -185,17 +187,19 @@ class _Watch:
         try:
             stopped = self._serve(stdin)
         except BaseException:
-            self._process.kill()  # pid 1 of its process namespace dies with it, and so does everything in there
+            self._kill()
             raise
         note = self._note.text()
         if not note.startswith(_STARTED):
             said = self._output.text().decode(errors="replace").strip()[-500:]
-            raise EnvError(f"swe: the sandbox did not start ({stopped or f'exit status {self._process.returncode}'}): {said or 'no message'}")
+            raise EnvError(
+                f"swe: the sandbox did not start ({stopped or f'exit status {self._process.returncode}'}): {said or 'no message'}"
+            )
         code = None if stopped else self._process.returncode
         return Finished(self._output.text(), self._output.dropped, code, stopped, note[len(_STARTED) :], time.monotonic() - self._began)
 
     def _serve(self, stdin: bytes) -> str:
-        stopped, deadline, look_at = "", self._began + self._limits.wall_s, self._began + WATCH_EVERY_S
+        killed, stopped, deadline, look_at = False, "", self._began + self._limits.wall_s, self._began + WATCH_EVERY_S
         with selectors.DefaultSelector() as selector:
             self._register(selector, stdin)
             while selector.get_map():
@@ -207,9 +211,9 @@ class _Watch:
                 elif now >= look_at and not stopped:
                     stopped = self._look()
                     look_at = time.monotonic() + WATCH_EVERY_S
-                if stopped and deadline < float("inf") and self._process.poll() is None:
-                    self._process.kill()
-                    deadline = time.monotonic() + _END_S
+                if stopped and not killed:
+                    self._kill()
+                    killed, deadline = True, time.monotonic() + _END_S
                 for key, _ in selector.select(max(0.0, min(deadline, look_at) - time.monotonic()) if not stopped else WATCH_EVERY_S):
                     key.data(selector, key.fileobj)
         try:
@@ -219,6 +223,13 @@ class _Watch:
         if not stopped and self._tree is not None and tree_excess(self._tree, self._limits, self._allowed):
             return "disk"
         return stopped
+
+    def _kill(self) -> None:
+        """End the namespace: with its first process everything in there dies. That is a child of ours' child, and told to die with it too."""
+        for child in children(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._process.kill()
 
     def _look(self) -> str:
         if self._tree is not None and tree_excess(self._tree, self._limits, self._allowed):

@@ -23,16 +23,17 @@ _PINS = Path(__file__).with_name("repos") / "pins.json"
 
 
 @functools.cache
-def pinned_source(package: str) -> Mapping[str, str]:
-    """File name -> text of the package's Python files. Raises ``EnvUnavailable``."""
+def pinned_sources(package: str) -> tuple[Mapping[str, str], ...]:
+    """File name -> text of the package's Python files, for every verified version that is here. Raises ``EnvUnavailable`` for none."""
     known: dict[str, str] = json.loads(_PINS.read_text(encoding="utf-8"))[package]
-    for files in _candidates(package):
-        if content_hash(files) in known:
-            return files
-    raise EnvUnavailable(
-        f"swe: the {package} that pip carries here is not one of those that were verified: install pip {_last(known)} "
-        f"(known: {', '.join(sorted(set(known.values())))}) into this environment"
-    )
+    found = tuple(files for files in _candidates(package) if content_hash(files) in known)
+    if not found:
+        versions = sorted(set(known.values()), key=lambda version: tuple(int(part) for part in version.split(".")))
+        raise EnvUnavailable(
+            f"swe: the {package} that pip carries here is not one of those that were verified: "
+            f"pip install pip=={versions[-1]} (or {', '.join(versions[:-1])}) into this environment"
+        )
+    return found
 
 
 def content_hash(files: Mapping[str, str]) -> str:
@@ -59,7 +60,3 @@ def _candidates(package: str) -> Iterator[Mapping[str, str]]:
     bundled = Path(sysconfig.get_path("stdlib"), "ensurepip", "_bundled")
     for wheel in sorted(bundled.glob("pip-*.whl")):
         yield read_wheel(wheel, package)
-
-
-def _last(known: Mapping[str, str]) -> str:
-    return max(known.values(), key=lambda version: tuple(int(part) for part in version.split(".")))

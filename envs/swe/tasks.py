@@ -25,7 +25,7 @@ from envs.swe.catalogue import Catalogue, catalogue
 from envs.swe.docker import Docker
 from envs.swe.env import PROMPTS, Style, SweRepair
 from envs.swe.layout import narrow, whole
-from envs.swe.sandbox import Sandbox
+from envs.swe.sandbox import Sandbox, find_backend
 from envs.swe.workplace import Here
 
 
@@ -70,7 +70,7 @@ def spec(name: str, **options: Any) -> EnvSpec:
 
 def prepare() -> None:
     """Try the sandbox once. Raises ``EnvUnavailable`` when there is none."""
-    Sandbox(narrow())
+    find_backend()
 
 
 def make(name: str, **options: Any) -> SweRepair:

@@ -24,7 +24,7 @@ _EDIT = Path(__file__).with_name("inside").joinpath("edit.py").read_text(encodin
 _COMMAND_MOST = 100_000  # bytes; the kernel takes 128 KiB as one argument
 _UNDO_MOST = 20
 # The directory is told at the end, whatever the command did; "exec" and a kill leave it as it was.
-_BASH = f"trap 'pwd -P >&{NOTE}' EXIT; cd -- \"$1\" 2>/dev/null || cd {TREE}; eval \"$2\""
+_BASH = f'trap \'pwd -P >&{NOTE}\' EXIT; cd -- "$1" 2>/dev/null || cd {TREE}; eval "$2"'
 _TIMES = re.compile(r"(\bin )\d+\.\d+(?:s\b| ?seconds\b)( \(\d+:\d\d:\d\d\))?")
 _STOPPED = {
     "time": "stopped after {wall_s:g} s, with everything it had started",

@@ -45,7 +45,17 @@ def main(order):
             tell("test", report.nodeid, report.when, good)
 
     tell("ready")
-    options = ["-q", "--rootdir", root, "--import-mode=importlib", "-p", "no:cacheprovider", "-o", "addopts=", "--continue-on-collection-errors"]
+    options = [
+        "-q",
+        "--rootdir",
+        root,
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        "--continue-on-collection-errors",
+    ]
     files = [file for file in order["files"] if os.path.exists(os.path.join(root, file))]
     code = pytest.main([*options, *files], plugins=[Outcomes()])
     tell("end", int(code))
