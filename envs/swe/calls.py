@@ -11,8 +11,8 @@ The syntax, that of function tags::
     <parameter=command>ls -la</parameter>
     </function>
 
-A value is taken as it stands: nothing is escaped, and only one line break after the opening and one before the closing tag are dropped. So a
-value cannot hold ``</parameter>``, ``</function>`` or ``<function=``.
+A value is taken as it stands: nothing is escaped, and only one line break after the opening and one before the closing tag are dropped. So
+it cannot hold ``</parameter>``, ``</function>`` or ``<function=``.
 """
 
 from __future__ import annotations

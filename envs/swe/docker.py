@@ -1,10 +1,9 @@
 """The same episode in SWE-bench's own containers, graded by its own harness.
 
 Owns: the commands for Docker and for the ``swebench`` harness, the prediction file, and reading the harness's report.
-Promises: without Docker, its daemon or ``swebench``: ``EnvUnavailable`` that says what is missing. Containers have no network, and bounds on
-memory and processes; they are removed when the episode is closed.
-Does not: pull or build images; the harness's documentation says how. This could only be tested here up to the commands it makes: no Docker
-daemon was to be had.
+Promises: without Docker, its daemon or ``swebench``: ``EnvUnavailable`` that says what is missing. Containers have no network, and bounds
+on memory and processes; they are removed when the episode is closed.
+Does not: pull or build images; the harness's documentation says how. The tests reach as far as the commands it makes: they have no daemon.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether an agent's tree solves an instance.
 
-Owns: taking the agent's patch, and grading a patch in a fresh checkout: the patch, then what steers the test runner and the test files as they
-were, then the hidden tests; resolved when every listed test passes.
+Owns: taking the agent's patch, and grading a patch in a fresh checkout: the patch, then what steers the test runner and the test files as
+they were, then the hidden tests; resolved when every listed test passes.
 Promises: all of it in the sandbox. What the agent did wrong (a patch that does not apply, tests that hang, a process that ends early) is
 "unresolved"; what is wrong with the sandbox, git or the instance is ``EnvError``, never a reward.
 Does not: let the agent see the tests: they enter a copy that it never had, when it has no process left.
@@ -51,7 +51,7 @@ class Grader:
 
     sandbox: Sandbox
     narrow: bool = True
-    limits: Limits = Limits(wall_s=120.0, cpu_s=120)
+    limits: Limits = dataclasses.field(default_factory=lambda: Limits(wall_s=120.0, cpu_s=120))
 
     def patch_of(self, tree: Path, repository: Path) -> bytes | None:
         """What changed in ``tree`` since the base commit, as git's binary patch; None when it cannot be told (too large, unreadable).

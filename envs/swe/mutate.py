@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 
 _NODES: dict[str, type[ast.AST]] = {"Compare": ast.Compare, "BoolOp": ast.BoolOp, "BinOp": ast.BinOp, "Constant": ast.Constant}
 
@@ -68,7 +69,7 @@ def _spans(source: str, node: ast.AST) -> list[tuple[int, int]]:
         assert isinstance(node, ast.BinOp)
         operands = [node.left, node.right]
     found = []
-    for left, right in zip(operands, operands[1:], strict=False):
+    for left, right in itertools.pairwise(operands):
         begin, end = _end(source, left), _offset(source, right.lineno, right.col_offset)
         between = source[begin:end]
         operator = between.strip(" \n\\()")
@@ -79,7 +80,8 @@ def _spans(source: str, node: ast.AST) -> list[tuple[int, int]]:
 
 
 def _end(source: str, node: ast.expr) -> int:
-    assert node.end_lineno is not None and node.end_col_offset is not None
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
     return _offset(source, node.end_lineno, node.end_col_offset)
 
 

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 
 from envs.swe.layout import Layout
 
-Environment = Sequence[tuple[str, str]]
-
 _TMP = ("/tmp", "/dev/shm")
 
 
-def bwrap_command(program: str, layout: Layout, environment: Environment, inner: Sequence[str], tmp_mib: int) -> list[str]:
+def bwrap_command(program: str, layout: Layout, inner: Sequence[str], tmp_mib: int) -> list[str]:
     """``inner`` in bubblewrap."""
     command = [program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
     command += ["--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
@@ -38,7 +36,7 @@ def bwrap_command(program: str, layout: Layout, environment: Environment, inner:
         "--remount-ro",
         "/",
     ]  # /proc: its switches ask for root's uid, not for rights
-    for name, value in environment:
+    for name, value in layout.environment:
         command += ["--setenv", name, value]
     return [*command, "--", *inner]
 
@@ -63,7 +61,8 @@ while [ "$1" != -- ]; do
       if [ -d "$source" ]; then [ -d ".$target" ] || mkdir -p ".$target"
       else mkdir -p "$(dirname ".$target")"; [ -e ".$target" ] || : > ".$target"; fi
       mount --bind "$source" ".$target"
-      kept=$(findmnt -n -o VFS-OPTIONS --mountpoint "$new$target" | tail -n 1 | tr , '\n' | grep -Ex 'nodev|noexec|noatime|nodiratime|relatime' | tr '\n' ,) || kept=
+      kept=$(findmnt -n -o VFS-OPTIONS --mountpoint "$new$target" | tail -n 1 | tr , '\n') || kept=
+      kept=$(echo "$kept" | grep -Ex 'nodev|noexec|noatime|nodiratime|relatime' | tr '\n' ,) || kept=
       if [ "$kind" = ro ]; then kept=ro,$kept; fi
       mount -o "remount,bind,nosuid,${kept%,}" ".$target" ;;
   esac
@@ -76,12 +75,12 @@ pivot_root . .
 umount -l .
 cd /
 hostname sandbox
-exec setpriv --pdeathsig KILL --securebits +noroot,+noroot_locked,+no_setuid_fixup,+no_setuid_fixup_locked --bounding-set -all --inh-caps -all \
-  --ambient-caps -all --no-new-privs -- "$@"
+exec setpriv --pdeathsig KILL --securebits +noroot,+noroot_locked,+no_setuid_fixup,+no_setuid_fixup_locked \
+  --bounding-set -all --inh-caps -all --ambient-caps -all --no-new-privs -- "$@"
 """
 
 
-def userns_command(program: str, layout: Layout, environment: Environment, inner: Sequence[str], tmp_mib: int, root: str) -> list[str]:
+def userns_command(program: str, layout: Layout, inner: Sequence[str], tmp_mib: int, root: str) -> list[str]:
     """``inner`` in namespaces made by util-linux; ``root`` is an empty folder to build the file system in."""
     command = [
         "setpriv",
@@ -105,4 +104,4 @@ def userns_command(program: str, layout: Layout, environment: Environment, inner
         command += ["link", target, name]
     for folder in layout.masks:
         command += ["mask", folder, "-"]
-    return [*command, "--", "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment), *inner]
+    return [*command, "--", "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in layout.environment), *inner]

@@ -1,10 +1,11 @@
 """Runs commands where they can do no harm, or not at all.
 
-Owns: finding a way to isolate (``bwrap``: bubblewrap; ``userns``: util-linux ``unshare`` and a script of ours), and running one command in it.
-Promises: fails closed: without a way that worked when tried, ``EnvUnavailable`` and no process. A command sees its own user, mount, process,
-network, IPC and host-name namespaces: no network, no process of the host, everything read-only but the folders bound writable and a small
-/tmp; no variable of the host, nothing on stdin unless given. When it ends, or a limit ends it, every process it left is gone. Deadlines are
-kept by looking at the clock, so they work from any thread. A sandbox that did not start is ``EnvError``, never a failed command.
+Owns: finding a way to isolate (``bwrap``: bubblewrap; ``userns``: util-linux ``unshare`` and a script of ours), and running one command.
+Promises: fails closed: without a way that worked when tried, ``EnvUnavailable`` and no process. A command has its own namespaces of users,
+mounts, processes, network, IPC and host name: no network, no process of the host, everything read-only but the folders bound writable and a
+small /tmp; no variable of the host, nothing on stdin unless given. When it ends, or a limit ends it, every process it left is gone.
+Deadlines are kept by looking at the clock, so they work from any thread. A sandbox that did not start is ``EnvError``, never a failed
+command.
 Does not: keep anything between two commands but what they wrote into writable folders.
 """
 
@@ -26,11 +27,13 @@ from typing import Literal
 
 from envs.api import EnvError, EnvUnavailable
 from envs.swe.bounds import WATCH_EVERY_S, Limits, children, excess, tree_excess
+from envs.swe.cgroup import Group
 from envs.swe.layout import TREE, Bind, Layout
 from envs.swe.namespaces import bwrap_command, userns_command
 
 Backend = Literal["bwrap", "userns"]
 
+_PROGRAMS: tuple[tuple[Backend, str], ...] = (("bwrap", "bwrap"), ("userns", "unshare"))
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # of the isolating tools themselves
 _END_S = 5.0  # from the kill to the end of the last process
 _STARTED = b"started\n"
@@ -46,8 +49,8 @@ _ENTER = (
 class Finished:
     """How a command ended.
 
-    ``output``: stdout and stderr together, cut in the middle when ``dropped`` bytes did not fit. ``code``: its exit status, None when it was
-    stopped; ``stopped``: by what ("time", "processes", "memory", "disk") or "". ``note``: what it wrote to the descriptor ``NOTE``.
+    ``output``: stdout and stderr together, cut in the middle when ``dropped`` bytes did not fit. ``code``: its exit status, None when it
+    was stopped; ``stopped``: by what ("time", "processes", "memory", "disk") or "". ``note``: what it wrote to the descriptor ``NOTE``.
     """
 
     output: bytes
@@ -61,7 +64,7 @@ class Finished:
 def find_backend(wanted: Literal["auto", "bwrap", "userns"] = "auto") -> tuple[Backend, str]:
     """The way to isolate and its program. Tried once per process. Raises ``EnvUnavailable`` with the line that installs one."""
     reasons = []
-    for backend, program in (("bwrap", "bwrap"), ("userns", "unshare")):
+    for backend, program in _PROGRAMS:
         if wanted in ("auto", backend):
             path = shutil.which(program)
             reason = f"{program} is not on PATH" if path is None else _probe(backend, path)
@@ -79,6 +82,7 @@ class Sandbox:
 
     def __init__(self, layout: Layout, wanted: Literal["auto", "bwrap", "userns"] = "auto") -> None:
         self.layout = layout
+        self.backend: Backend
         self.backend, self._program = find_backend(wanted)
 
     def run(
@@ -131,27 +135,27 @@ def _run(
     everything = dataclasses.replace(layout, binds=(*layout.binds, *binds))
     note_out, note_in = os.pipe()
     root = tempfile.mkdtemp(prefix="swe-root-") if backend == "userns" else ""  # where its script hangs the new file system
+    inner = ["/usr/bin/bash", "-c", _enter(limits, cwd, note_in), "bash", *argv]
+    if backend == "bwrap":
+        command = bwrap_command(program, everything, inner, limits.tmp_mib)
+    else:
+        command = userns_command(program, everything, inner, limits.tmp_mib, root)
     try:
-        environment = everything.environment
-        inner = ["/usr/bin/bash", "-c", _enter(limits, cwd, note_in), "bash", *argv]
-        if backend == "bwrap":
-            command = bwrap_command(program, everything, environment, inner, limits.tmp_mib)
-        else:
-            command = userns_command(program, everything, environment, inner, limits.tmp_mib, root)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[note_in],
-            start_new_session=True,
-            env={"PATH": _PATH},
-            cwd="/",
-        )
-        os.close(note_in)
-        note_in = -1
-        with process:
-            return _Watch(process, note_out, limits, watch, allowed).finish(stdin)
+        with Group(limits) as group:
+            process = subprocess.Popen(
+                group.entering(command),
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[note_in],
+                start_new_session=True,
+                env={"PATH": _PATH},
+                cwd="/",
+            )
+            os.close(note_in)
+            note_in = -1
+            with process:
+                return _Watch(process, note_out, limits, watch, allowed).finish(stdin)
     except OSError as failure:
         raise EnvError(f"swe: the sandbox could not be started: {failure}") from failure
     finally:
@@ -225,7 +229,7 @@ class _Watch:
         return stopped
 
     def _kill(self) -> None:
-        """End the namespace: with its first process everything in there dies. That is a child of ours' child, and told to die with it too."""
+        """End the namespace: with its first process, a child of our child, everything in there dies."""
         for child in children(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)

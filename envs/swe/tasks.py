@@ -8,7 +8,8 @@ Owns: the environment ``swe/repair`` (its task ids are instance ids) and its opt
     episode_s  seconds that all commands of an episode may take together
     grading_s  seconds before the hidden tests are stopped, which makes them fail
     backend    "auto" (bubblewrap, else user namespaces), "bwrap", "userns" or "docker"
-Where the variable SWE_INSTANCES names a JSON-lines file in SWE-bench's schema, its instances take the place of those that come with the package.
+Where the variable SWE_INSTANCES names a JSON-lines file in SWE-bench's schema, its instances take the place of those that come with the
+package.
 Does not: run anything without a sandbox.
 """
 

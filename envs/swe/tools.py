@@ -1,8 +1,8 @@
 """The tools at work on one repository.
 
 Owns: what a tool call becomes, the directory that ``execute_bash`` is in, and what ``undo_edit`` brings back.
-Promises: nothing is run or edited but by the runner; an answer is text of bounded length; times that a test runner prints are left out, so that the
-same commands give the same text.
+Promises: nothing is run or edited but by the runner; an answer is text of bounded length; times that a test runner prints are left out, so
+that the same commands give the same text.
 Does not: grade.
 """
 

@@ -76,8 +76,9 @@ def test_an_episode(env):
     assert step.observation.endswith("2 passed in N s")
     step = env.step(edit("view", "searching.py", view_range="[4, 6]"))
     assert (
-        step.observation
-        == '     4\tdef find_first(items, wanted):\n     5\t    """The first index of ``wanted`` in the sorted list ``items``, or -1."""\n     6\t    low, high = 0, len(items)'
+        step.observation == "     4\tdef find_first(items, wanted):\n"
+        '     5\t    """The first index of ``wanted`` in the sorted list ``items``, or -1."""\n'
+        "     6\t    low, high = 0, len(items)"
     )
     assert not step.info["effective"]
     assert env.step(edit("str_replace", "searching.py", old_str="len(items) - 1 and", new_str="len(items) and")).info["effective"]
@@ -142,7 +143,7 @@ def test_N12_a_failing_sandbox_is_no_reward(env, monkeypatch):
 
 
 def test_N03_the_same_replies_give_the_same_observations(best):
-    replies = [bash("ls -A; git log --format='%H %ad'"), bash("cd tests; git status --short; date +%Y >/dev/null"), "?", edit("view", "README.md"),
+    replies = [bash("ls -A; git log --format='%H %ad'"), bash("cd tests; git status --short"), "?", edit("view", "README.md"),
                bash("python -c 'print(hash(\"x\"), {\"b\", \"a\"})'; echo $RANDOM >/dev/null; false")]  # fmt: skip
     transcripts = []
     for _ in range(2):
@@ -180,7 +181,7 @@ def test_players(env):
 def test_every_repair_has_a_unique_place(cache):
     for split in ("train", "heldout"):
         for task in registry.tasks("swe/repair", split):
-            path, old, new = PLAYERS._change(task.id)
+            _, old, new = PLAYERS._change(task.id)
             assert old != new
             assert len(old.splitlines()) < 8
 

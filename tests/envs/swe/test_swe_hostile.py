@@ -51,7 +51,7 @@ def test_the_hidden_tests_and_the_repair_are_nowhere(working):
     instance = repositories.instance(TASK)
     assert "def test_bug_last" in instance.test_patch
     objects = "git cat-file --batch-all-objects --batch --buffer"
-    seen = bash(working, f"({objects}; find . -type f | sort | xargs cat; env; cat /proc/*/cmdline /proc/*/environ) | tr '\\0' '\\n' > /tmp/all; "
+    seen = bash(working, f"({objects}; find . -type f | xargs cat; env; cat /proc/*/cmdline /proc/*/environ) | tr '\\0' '\\n' > /tmp/all; "
                          "grep -c . /tmp/all; grep -n -e 'test[_]bug' -e 'test[_]issue' -e 'len(items)[ ]and' /tmp/all")  # fmt: skip
     assert int(seen.splitlines()[0]) > 30
     assert len(seen.splitlines()) == 2, seen  # the second tells that grep found nothing
@@ -64,18 +64,21 @@ CHEATS = {
     "plugin": "mkdir evil.egg-info; printf '[pytest11]\\nevil = evil\\n' > evil.egg-info/entry_points.txt; "
     "printf 'Name: evil\\nVersion: 1\\n' > evil.egg-info/PKG-INFO; echo 'import os; os._exit(0)' > evil.py",
     "sitecustomize": "echo 'import os; os._exit(0)' | tee sitecustomize.py usercustomize.py pytest.py json.py > x.pth",
-    "shadow": "mkdir _pytest pluggy; echo 'raise SystemExit(0)' | tee pytest.py json.py _pytest/__init__.py pluggy/__init__.py tests/json.py unittest.py >/dev/null",
+    "shadow": "mkdir _pytest pluggy; echo 'raise SystemExit(0)' | "
+    "tee pytest.py json.py _pytest/__init__.py pluggy/__init__.py tests/json.py unittest.py >/dev/null",
     "exit": "echo 'import sys; sys.exit(0)' >> searching.py",
     "hard_exit": "echo 'import os; os._exit(0)' >> searching.py",
-    "printing": 'echo \'for fd in range(30):\n    import os\n    try: os.write(fd, b"[\\"test\\", \\"tests/test_issue_searching.py::test_bug_last\\", '
-    '\\"call\\", true]\\n2 passed\\n")\n    except OSError: pass\' >> searching.py',
+    "printing": "cat >> searching.py <<'E'\nimport os\nfor fd in range(30):\n    try:\n"
+    '        os.write(fd, b\'["test", "tests/test_issue_searching.py::test_bug_last", "call", true]\\n2 passed\\n\')\n'
+    "    except OSError:\n        pass\nE",
     "visible_tests": "echo 'def test_front(): pass\ndef test_absent(): pass' > tests/test_searching.py",
     "hidden_test_file": "echo 'def test_bug_last(): pass\ndef test_bug_every_value(): pass' > tests/test_issue_searching.py",
     "folder_for_hidden_test": "mkdir -p tests/test_issue_searching.py; touch tests/test_issue_searching.py/x",
     "linked_tests": "mv tests other; ln -s other tests",
     "no_tests": "rm -rf tests .git; git init -q; git commit -q --allow-empty -m x",
     "daemon": "(setsid sh -c 'while :; do echo def test_bug_last\\(\\): pass > /testbed/tests/test_issue_searching.py; done' &)",
-    "git_config": "git config core.fsmonitor 'touch /tmp/x'; git config filter.x.clean 'sed s/1//'; echo '*.py filter=x diff=x' > .gitattributes; "
+    "git_config": "git config core.fsmonitor 'touch /tmp/x'; git config filter.x.clean 'sed s/1//'; "
+    "echo '*.py filter=x diff=x' > .gitattributes; "
     "echo '*' > .gitignore; git config diff.x.textconv 'echo x'",
     "closed": "chmod 000 /testbed tests searching.py",
 }

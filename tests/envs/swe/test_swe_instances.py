@@ -168,7 +168,8 @@ def users_file(folder, bundle):
     (folder / "owner__name" / "tests" / "test_code.py").write_text("import code_extra\n")
     (folder / "owner__name" / "code_extra.py").write_text("from code import double\n")
     repair = "--- a/code_extra.py\n+++ b/code_extra.py\n@@ -1 +1,2 @@\n-from code import double\n+def double(n):\n+    return 2 * n\n"
-    test = "--- a/tests/test_code.py\n+++ b/tests/test_code.py\n@@ -1 +1,4 @@\n-import code_extra\n+from code_extra import double\n+\n+def test_double():\n+    assert double(2) == 4\n"
+    test = "--- a/tests/test_code.py\n+++ b/tests/test_code.py\n@@ -1 +1,4 @@\n-import code_extra\n"
+    test += "+from code_extra import double\n+\n+def test_double():\n+    assert double(2) == 4\n"
     for command in (
         ["init", "-q", "-b", "main"],
         ["add", "-A"],
@@ -214,7 +215,7 @@ def test_what_is_missing_beside_a_users_file_is_told(tmp_path, best):
     with pytest.raises(EnvUnavailable, match=r"owner__name-1\[.bundle\] or owner__name\[.bundle\]; or use backend=docker"):
         mine.repository("owner__name-1", best)
     (tmp_path / "owner__name").mkdir()
-    with pytest.raises(EnvError, match="commit abc of .* cannot be checked out"):
+    with pytest.raises(EnvError, match=r"commit abc of .* cannot be checked out"):
         mine.repository("owner__name-1", best)
-    with pytest.raises(EnvUnavailable, match="SWE_INSTANCES=.*none.jsonl: No such file"):
+    with pytest.raises(EnvUnavailable, match=r"SWE_INSTANCES=.*none\.jsonl: No such file"):
         catalogues.FromFile(tmp_path / "none.jsonl")
