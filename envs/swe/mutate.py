@@ -32,20 +32,18 @@ class Place:
 
 def mutate(source: str, place: Place) -> str:
     """``source`` with ``place.old`` replaced by ``place.new``. Raises ``PlaceNotFound``."""
-    function = _function(ast.parse(source), place.function)
+    function, text = _function(ast.parse(source), place.function), _Text(source)
     spans = sorted(
-        span
+        (begin, end)
         for node in ast.walk(function)
         if isinstance(node, _NODES[place.node])
-        for span in _spans(source, node)
-        if source[span[0] : span[1]] == place.old
+        for begin, end in text.spans(node)
+        if source[begin:end] == place.old
     )
     if place.nth >= len(spans):
         raise PlaceNotFound(f"{place.function} has {len(spans)} times {place.old!r}, not {place.nth + 1}")
     begin, end = spans[place.nth]
-    changed = source[:begin] + place.new + source[end:]
-    ast.parse(changed)
-    return changed
+    return source[:begin] + place.new + source[end:]
 
 
 def _function(tree: ast.AST, name: str) -> ast.AST:
@@ -57,35 +55,42 @@ def _function(tree: ast.AST, name: str) -> ast.AST:
     return tree
 
 
-def _spans(source: str, node: ast.AST) -> list[tuple[int, int]]:
-    """Where the operators (or the constant) of ``node`` stand in ``source``."""
-    if isinstance(node, ast.Constant):
-        return [(_offset(source, node.lineno, node.col_offset), _end(source, node))]
-    if isinstance(node, ast.Compare):
-        operands: list[ast.expr] = [node.left, *node.comparators]
-    elif isinstance(node, ast.BoolOp):
-        operands = node.values
-    else:
-        assert isinstance(node, ast.BinOp)
-        operands = [node.left, node.right]
-    found = []
-    for left, right in itertools.pairwise(operands):
-        begin, end = _end(source, left), _offset(source, right.lineno, right.col_offset)
-        between = source[begin:end]
-        operator = between.strip(" \n\\()")
-        if operator and between.count(operator) == 1:
-            begin += between.index(operator)
-            found.append((begin, begin + len(operator)))
-    return found
+class _Text:
+    """Where nodes stand in ``source``."""
 
+    def __init__(self, source: str) -> None:
+        self._source, self._lines = source, source.split("\n")
+        self._starts = list(itertools.accumulate((len(line) + 1 for line in self._lines), initial=0))
 
-def _end(source: str, node: ast.expr) -> int:
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    return _offset(source, node.end_lineno, node.end_col_offset)
+    def spans(self, node: ast.AST) -> list[tuple[int, int]]:
+        """The operators of ``node``, or the constant."""
+        if isinstance(node, ast.Constant):
+            return [(self._begin(node), self._end(node))]
+        if isinstance(node, ast.Compare):
+            operands: list[ast.expr] = [node.left, *node.comparators]
+        elif isinstance(node, ast.BoolOp):
+            operands = node.values
+        else:
+            assert isinstance(node, ast.BinOp)
+            operands = [node.left, node.right]
+        found = []
+        for left, right in itertools.pairwise(operands):
+            begin = self._end(left)
+            between = self._source[begin : self._begin(right)]
+            operator = between.strip(" \n\\()")
+            if operator and between.count(operator) == 1:
+                begin += between.index(operator)
+                found.append((begin, begin + len(operator)))
+        return found
 
+    def _begin(self, node: ast.expr) -> int:
+        return self._offset(node.lineno, node.col_offset)
 
-def _offset(source: str, line: int, column: int) -> int:
-    """Characters before ``column`` (in UTF-8 bytes) of ``line``."""
-    lines = source.split("\n")
-    return sum(len(text) + 1 for text in lines[: line - 1]) + len(lines[line - 1].encode()[:column].decode())
+    def _end(self, node: ast.expr) -> int:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._offset(node.end_lineno, node.end_col_offset)
+
+    def _offset(self, line: int, column: int) -> int:
+        """Characters before ``column`` (in UTF-8 bytes) of ``line``."""
+        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())

@@ -52,10 +52,16 @@ def tree(tmp_path):
 @pytest.fixture
 def shell(sandbox, tree):
     """Runs a command line in ``tree``."""
-    return shell_of(sandbox, tree)
+    return _shell_of(sandbox, tree)
 
 
-def shell_of(sandbox, tree):
+@pytest.fixture
+def best_shell(best, tree):
+    """As ``shell``, in the sandbox that is chosen here."""
+    return _shell_of(best, tree)
+
+
+def _shell_of(sandbox, tree):
     """Runs command lines in ``tree``."""
 
     def run(line, **limits):

@@ -7,6 +7,7 @@ import pytest
 from envs import registry
 from envs.api import EnvError, EnvUnavailable
 from envs.swe import docker
+from envs.swe.calls import Call
 from envs.swe.instance import Instance
 
 INSTANCE = Instance("astropy/astropy", "astropy__astropy-1", "abc", "p", "t", "issue", ("a",), ("b",))
@@ -76,8 +77,8 @@ def test_tools_and_grading_in_a_container(monkeypatch):
 
     monkeypatch.setattr(docker.subprocess, "run", run)
     bench = docker.DockerBench(docker.Container("docker", INSTANCE), INSTANCE, docker.Limits(), 120)
-    assert bench.use(docker.Call("execute_bash", {"command": "ls"})) == ("said", True)
-    assert bench.use(docker.Call("execute_bash", {"command": "pwd"})) == ("said", True)
+    assert bench.use(Call("execute_bash", {"command": "ls"})) == ("said", True)
+    assert bench.use(Call("execute_bash", {"command": "pwd"})) == ("said", True)
     assert called[3][-2:] == ["/testbed/sub", "pwd"]
     assert bench.grade().resolved
     bench.close()

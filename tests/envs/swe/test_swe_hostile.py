@@ -92,7 +92,7 @@ def test_no_way_to_win_without_a_repair(working, cheat):
     assert "tests/test_issue_searching.py::test_bug_last" in verdict.failed
 
 
-@pytest.mark.parametrize("cheat", ["conftest", "plugin", "shadow", "visible_tests", "linked_tests", "git_config"])
+@pytest.mark.parametrize("cheat", ["conftest", "shadow", "linked_tests"])
 def test_a_repair_counts_whatever_lies_around(working, cheat):
     name, old, new = _change(TASK)
     edit(working, "str_replace", name, old_str=old, new_str=new)

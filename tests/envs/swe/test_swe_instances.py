@@ -205,7 +205,6 @@ def test_a_users_file_with_repositories_beside_it(tmp_path, best, bundle):
     if bundle:
         return
     grader = Grader(wide, narrow=False)
-    assert not grader.grade(instance, repository, b"").resolved
     assert grader.grade(instance, repository, instance.patch.encode()).resolved
 
 
