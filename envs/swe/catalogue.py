@@ -24,7 +24,10 @@ _SOURCE = "/source"
 _IMPORT = f"""set -e
 cd {TREE}
 if [ -f {_SOURCE} ]; then git clone -q --bare {_SOURCE} /tmp/source; from=/tmp/source; else from={_SOURCE}; fi
-git -c safe.directory='*' -C "$from" archive "$1" | tar -x
+export GIT_DIR=$(git -c safe.directory='*' -C "$from" rev-parse --absolute-git-dir) GIT_INDEX_FILE=/tmp/index GIT_WORK_TREE={TREE}
+git -c safe.directory='*' read-tree "$1"
+git -c safe.directory='*' checkout-index -a -f
+unset GIT_DIR GIT_INDEX_FILE GIT_WORK_TREE
 git init -q --template= -b main .
 mkdir -p .git/info
 printf '__pycache__/\\n*.pyc\\n.pytest_cache/\\n' > .git/info/exclude

@@ -60,7 +60,7 @@ class Instance:
 def read_instances(path: Path) -> tuple[Instance, ...]:
     """The instances of a JSON-lines file. Raises ValueError that names line and field, OSError."""
     found: dict[str, Instance] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path.name}, line {number}"

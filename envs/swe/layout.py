@@ -75,7 +75,8 @@ def narrow() -> Layout:
 def whole() -> Layout:
     """For a user's repositories: the running environment with all its packages. Raises ``EnvUnavailable``."""
     _pytest_places()
-    return _layout((), masks=(), path=f"{sys.prefix}/bin:{TOOLBOX}/bin:/usr/local/bin:/usr/bin:/bin", python_path="")
+    path = f"{sys.prefix}/bin:{TOOLBOX}/bin:/usr/local/bin:/usr/bin:/bin"
+    return dataclasses.replace(_layout((), masks=(), path=path, python_path=""), python=sys.executable)
 
 
 def interpreter() -> str:
@@ -84,6 +85,9 @@ def interpreter() -> str:
 
 
 def _layout(extra: tuple[Bind, ...], *, masks: tuple[str, ...], path: str, python_path: str) -> Layout:
+    for tool in ("bash", "git"):
+        if not os.path.exists(f"/usr/bin/{tool}"):
+            raise EnvUnavailable(f"swe: there is no /usr/bin/{tool}: apt-get install {tool}")
     binds, links = [Bind("/usr", "/usr")], []
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(name):

@@ -9,6 +9,7 @@ Does not: grade.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,16 +87,16 @@ class Tools:
         if done.stopped == "disk":
             return {"text": f"Error: {_STOPPED['disk'].format(**vars(self._limits))}", "changed": False}
         try:
-            return json.loads(done.output)
+            answer = json.loads(done.output)
+            return {**answer, "text": answer["text"].encode(errors="replace").decode()}  # names of files need not be text
         except ValueError:
             said = done.output.decode(errors="replace")[-300:]
             raise EnvError(f"swe: the editor ended with {done.code} {done.stopped}: {said}") from None
 
     def _undo_edit(self, path: str) -> tuple[str, bool]:
-        wanted = self._edit("view", path, {})["text"]
-        if wanted.startswith("Error: ") and wanted.endswith(f"is outside {TREE}"):
-            return wanted, False
-        full = path.strip() if path.strip().startswith("/") else f"{TREE}/{path.strip()}"
+        full = posixpath.normpath(posixpath.join(TREE, path.strip()))
+        if not full.startswith(f"{TREE}/"):
+            return f"Error: {path.strip()} is outside {TREE}", False
         for at in range(len(self._undo) - 1, -1, -1):
             if self._undo[at][0] == full:
                 done = self._edit("put_back", full, {"before": self._undo.pop(at)[1]})

@@ -17,9 +17,6 @@ import sys
 def main(order):
     """Run the tests."""
     channel = os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
     word, root = order.pop("word"), order["root"]
 
     def tell(kind, *what):
@@ -29,6 +26,10 @@ def main(order):
         sys.path.append(order["site"])
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
+
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
 
     class Outcomes:
         """Tells the outcome of each test's phases; puts the tree on the path once the installed plugins are loaded."""

@@ -113,6 +113,7 @@ def test_large_and_binary_changes(working, monkeypatch):
         working,
         "head -c 1000 /dev/urandom > data.bin; chmod +x README.md; mv README.md $'na\\xe4hm.md'; mkdir -p a/b; touch a/b/'new\nline'",
     )
+    assert edit(working, "view", ".").encode().decode().startswith("/testbed/\n")
     assert working.grade().failed == repositories.instance(TASK).fail_to_pass
     monkeypatch.setattr(grading, "PATCH_MOST", 2_000)
     assert working.grade().why == "the changes cannot be told as a patch"
