@@ -124,6 +124,7 @@ def _masks() -> tuple[str, ...]:
     """Folders under those shown that hold packages or wheels that bugs were made in."""
     stdlib = sysconfig.get_path("stdlib", vars={"base": sys.base_prefix, "installed_base": sys.base_prefix})
     wanted = [f"{stdlib}/{name}" for name in _INSTALLED]
+    wanted += [f"{sys.base_prefix}/{name}" for name in ("pkgs", "envs")]  # conda's
     wanted += [folder for folder in _STRANGERS if not f"{sys.base_prefix}/".startswith(f"{folder}/")]
     for root in ("/usr/lib", "/usr/local/lib"):
         for name in _INSTALLED:
