@@ -21,12 +21,13 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from envs import parse
+
 MOST = 200_000  # characters of a reply; a longer one is no call
 
 _OPEN, _CLOSE = "<function=", "</function>"
 _HEAD = re.compile(r"\A([a-z_]{1,40})>")
 _PARAMETER = re.compile(r"\s*<parameter=([a-z_]{1,40})>")
-_THINK = re.compile(r"</?think>", re.IGNORECASE)
 _RANGE = re.compile(r"\A\[\s*(\d{1,7})\s*,\s*(-1|\d{1,7})\s*\]\Z")
 _NUMBER = re.compile(r"\A\d{1,7}\Z")
 
@@ -56,7 +57,7 @@ def last_call(reply: str) -> Call | None:
         reply.encode()
     except UnicodeEncodeError:  # half a surrogate pair: no program could be told
         return None
-    text = without_reasoning(reply)
+    text = parse.without_reasoning(reply)
     end = text.rfind(_CLOSE)
     while end >= 0:
         before = text.rfind(_CLOSE, 0, end)
@@ -66,23 +67,6 @@ def last_call(reply: str) -> Call | None:
             return call
         end = before
     return None
-
-
-def without_reasoning(reply: str) -> str:
-    """As ``envs.parse.without_reasoning``, in time linear in the reply."""
-    kept: list[str] = []
-    at, thinking = 0, False
-    for tag in _THINK.finditer(reply):
-        closes = tag.group().startswith("</")
-        if closes and not thinking:  # reasoning that the chat template opened
-            kept.clear()
-        elif not closes and not thinking:
-            kept.append(reply[at : tag.start()])
-        thinking = not closes
-        at = tag.end()
-    if not thinking:
-        kept.append(reply[at:])
-    return "".join(kept)
 
 
 def write_call(tool: str, parameters: Mapping[str, str]) -> str:

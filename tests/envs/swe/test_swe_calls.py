@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from envs import parse
-from envs.swe.calls import MOST, Call, last_call, without_reasoning, write_call
+from envs.swe.calls import MOST, Call, last_call, write_call
 
 LS = "<function=execute_bash>\n<parameter=command>ls</parameter>\n</function>"
 
@@ -71,10 +70,3 @@ def test_hostile_replies_are_read_in_bounded_time(piece):
     last_call(piece * (MOST // len(piece)))
     last_call(piece * 1_000_000)
     assert time.process_time() - began < 1.0
-
-
-@pytest.mark.parametrize(
-    "reply", ["a", "<think>a</think>b", "a</think>b", "a<think>b", "a<THINK>b</Think>c<think>d</think>", "<think>a<think>b</think>c"]
-)
-def test_reasoning_is_what_the_shared_grammar_says(reply):
-    assert without_reasoning(reply) == parse.without_reasoning(reply)
