@@ -1,0 +1,1 @@
+"""A JobSet on Google Kubernetes Engine. The command is ``launch/gke/job.sh``."""
