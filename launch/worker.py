@@ -6,10 +6,11 @@
     worker.py status --folder F          one line: crl-worker ID running | exited CODE | stopped CODE | absent
     worker.py stop   --folder F          SIGTERM, then wait, then SIGKILL
 
-Owns: the trainer's process group, its log (F/log) and its state (F/state.json). Promises: the process count, id and coordinator come from this
-start only, whatever the environment still says of an earlier one; a connection that breaks does not end the trainer; one trainer per folder;
-a trainer that has made a step and then prints nothing for ``--stall-s`` seconds is made to write the stacks of its threads and ended with
-code 124; nothing of it is left running. Does not: restart; what an exit code means is for the launcher to say (``cloud/outcome.py``).
+Owns: the trainer's process group, its log (F/log) and its state (F/state.json). Promises: the process count, id and coordinator come from
+this start only, whatever the environment still says of an earlier one; a connection that breaks does not end the trainer; one trainer per
+folder; a trainer that has made a step and then prints nothing for ``--stall-s`` seconds is made to write the stacks of its threads and
+ended with code 124; nothing of it is left running. Does not: restart; what an exit code means is for the launcher to say
+(``cloud/outcome.py``).
 
 Standard library of Python 3.8 or newer: it runs on hosts before anything is installed, and alone, without the rest of this folder.
 """
@@ -29,18 +30,19 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Iterator, List, Optional
+from collections.abc import Iterator
+from typing import Any
 
 NOTHING_THERE = re.compile(r"matched no objects|does not exist|not found|did not match", re.IGNORECASE)
 HUNG = 124  # as timeout(1)
 STEP = re.compile(rb"step \d+/\d+")  # what the trainer prints when a step is done; before the first one it compiles, which may take long
-# What says who is who in a pod. Left over from an earlier start it would lead to a coordinator that is gone. MEGASCALE_* joins slices into one
-# program; here every role is a program of its own slice.
+# What says who is who in a pod. Left over from an earlier start it would lead to a coordinator that is gone. MEGASCALE_* joins slices into
+# one program; here every role is a program of its own slice.
 STALE = re.compile(r"(CRL|JAX)_(COORDINATOR\w*|NUM_PROCESSES|PROCESSES|PROCESS_ID)|MEGASCALE_\w+")
 STALE_ON_A_MACHINE = re.compile(r"TPU_WORKER_(ID|HOSTNAMES)|CLOUD_TPU_TASK_ID|TPU_PROCESS_\w+")  # in a container these are always new
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(words)
     args.words = words[1:]
@@ -82,7 +84,7 @@ def status(args: argparse.Namespace) -> int:
 def stop(args: argparse.Namespace) -> int:
     """Ends the trainer: it saves and leaves when it can, and is killed after ``--grace-s``."""
     if _locked(args.folder):
-        (args.folder / "stop").touch()
+        (args.folder / "stop").write_text(f"{args.grace_s:g}")
         state = _read_state(args.folder)
         _signal(os.kill, state.get("pid"), signal.SIGTERM)
         if not _until(lambda: not _locked(args.folder), args.grace_s + 15):
@@ -99,7 +101,7 @@ def status_line(folder: pathlib.Path) -> str:
     if not state:
         return "crl-worker 0 absent"
     if state["state"] == "running" and not _locked(folder):
-        return f"crl-worker {state['id']} exited 137"
+        return f"crl-worker {state['id']} {_ended(folder)} 137"
     return " ".join(["crl-worker", str(state["id"]), state["state"], *([] if state["state"] == "running" else [str(state["code"])])])
 
 
@@ -111,7 +113,7 @@ class Topology:
     processes: int
     coordinator: str
 
-    def words(self) -> List[str]:
+    def words(self) -> list[str]:
         """What the trainer is told; nothing when it is alone."""
         if self.processes == 1:
             return []
@@ -167,7 +169,7 @@ class Watch:
 
     def _end(self, code: int) -> int:
         self._mirror("up", last=True)
-        self._write_state("stopped" if (self._folder / "stop").exists() else "exited", code=code)
+        self._write_state(_ended(self._folder), code=code)
         if code not in (0, 75, 143) and self._args.hold_failure_s:
             # A sibling that was preempted takes this one down. Its own end must be seen first, or the whole counts as a failure.
             self._leave.wait(self._args.hold_failure_s)
@@ -187,9 +189,10 @@ class Watch:
                 _signal(os.killpg, child.pid, signal.SIGKILL)
                 kill_at = now + 60
             elif self._leave.is_set() and not kill_at:
-                self._note(log, f"told to leave: SIGTERM, and SIGKILL in {self._args.grace_s:g} s")
+                grace_s = _asked_grace(self._folder) or self._args.grace_s
+                self._note(log, f"told to leave: SIGTERM, and SIGKILL in {grace_s:g} s")
                 _signal(os.kill, child.pid, signal.SIGTERM)
-                kill_at = now + self._args.grace_s
+                kill_at = now + grace_s
             elif self._stepped and not kill_at and self._args.stall_s and now - self._heard > self._args.stall_s:
                 self._note(log, f"no output for {self._args.stall_s:g} s after a step: stacks of all threads, then the end")
                 _signal(os.kill, child.pid, signal.SIGABRT)
@@ -241,14 +244,15 @@ class Watch:
 
 
 def environment(found: "dict[str, str]", *, keep_tpu: bool) -> "dict[str, str]":
-    """The trainer's environment: without what an earlier start left about the pod, with Python's output unbuffered and its stacks on demand."""
+    """The trainer's environment: without what an earlier start left about the pod, with Python unbuffered and its stacks on demand."""
     kept = {k: v for k, v in found.items() if not STALE.fullmatch(k) and (keep_tpu or not STALE_ON_A_MACHINE.fullmatch(k))}
     return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-def mirror_commands(bucket: str, folder: pathlib.Path, runs: str, process_id: int, way: str, *, last: bool) -> List[List[str]]:
+def mirror_commands(bucket: str, folder: pathlib.Path, runs: str, process_id: int, way: str, *, last: bool) -> list[list[str]]:
     """The copies between this host and ``bucket`` ("" = none): every host's log goes up; process 0 also sends the folder of runs, and every
-    host fetches it before it starts. Manifests go in a second pass, after the arrays they vouch for; the bank's file only when nobody writes it.
+    host fetches it before it starts. Manifests go in a second pass, after the arrays they vouch for; the bank's file only when nobody
+    writes it.
     """
     if not bucket:
         return []
@@ -269,6 +273,19 @@ def _read_state(folder: pathlib.Path) -> "dict[str, Any]":
         return json.loads((folder / "state.json").read_text())
     except FileNotFoundError:
         return {}
+
+
+def _ended(folder: pathlib.Path) -> str:
+    """Whether an end was asked for by `stop`, or came by itself."""
+    return "stopped" if (folder / "stop").exists() else "exited"
+
+
+def _asked_grace(folder: pathlib.Path) -> float:
+    """The seconds that `stop` grants; 0 when it was not `stop` that sent the signal."""
+    try:
+        return float((folder / "stop").read_text())
+    except (FileNotFoundError, ValueError):
+        return 0.0
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -301,7 +318,7 @@ def _until(true: Any, limit_s: float) -> bool:
     return True
 
 
-def _signal(send: Any, pid: Optional[int], number: int) -> None:
+def _signal(send: Any, pid: int | None, number: int) -> None:
     if pid:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, number)

@@ -1,8 +1,8 @@
 """The one place that runs other programs.
 
-Owns: how gcloud, kubectl, xpk and git are called. Promises: a command is a list of words and never passes a shell here; every command has a
-deadline and no keyboard; with ``dry_run`` it is printed, ready to paste, and not run; a program that is missing is named with what installs it.
-Does not: know what the commands mean.
+Owns: how gcloud, kubectl, xpk and git are called. Promises: a command is a list of words and never passes a shell here; every command has
+a deadline and no keyboard; with ``dry_run`` it is printed, ready to paste, and not run; a program that is missing is named with what
+installs it. Does not: know what the commands mean.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any, Optional
+from typing import Any
 
 from launch.cloud.errors import Refused
 
@@ -23,8 +23,8 @@ class Slice:
     accelerator: str
     chips: int
     hosts: int
-    gke: Optional[str]
-    prices: dict[str, Optional[float]]
+    gke: str | None
+    prices: dict[str, float | None]
 
     @property
     def chips_per_host(self) -> int:
@@ -37,7 +37,9 @@ def slice_of(accelerator: str, *, table: pathlib.Path = TABLE) -> Slice:
     family, _, number = accelerator.rpartition("-")
     families: dict[str, Any] = json.loads(table.read_text(encoding="utf-8"))["families"]
     if family not in families:
-        raise Refused(f"accelerator type {accelerator!r}: family {family!r} is not in {table}, which has {', '.join(families)}: add it there")
+        raise Refused(
+            f"accelerator type {accelerator!r}: family {family!r} is not in {table}, which has {', '.join(families)}: add it there"
+        )
     row = families[family]
     chips, rest = divmod(int(number), row["cores_per_chip"])
     hosts = 1 if chips <= row["one_host_chips"] else chips // row["chips_per_host"]
@@ -46,7 +48,7 @@ def slice_of(accelerator: str, *, table: pathlib.Path = TABLE) -> Slice:
     return Slice(accelerator, chips, hosts, row["gke"], row["usd_per_chip_hour"])
 
 
-def cost_line(slice_: Slice, *, kind: str, price: Optional[float] = None, count: int = 1) -> str:
+def cost_line(slice_: Slice, *, kind: str, price: float | None = None, count: int = 1) -> str:
     """What ``count`` slices of ``kind`` (on-demand, spot, reserved) cost; ``price`` in USD per chip and hour goes before the table's."""
     chips = slice_.chips * count
     what = f"cost: {f'{count} x ' if count > 1 else ''}{slice_.accelerator} = {chips} chips ({kind})"
@@ -54,4 +56,5 @@ def cost_line(slice_: Slice, *, kind: str, price: Optional[float] = None, count:
     known = price if price is not None else slice_.prices.get(kind)
     if known is None:
         return f"{what}: price unknown; give --price USD_PER_CHIP_HOUR, or write it into launch/cloud/{TABLE.name}"
-    return f"{what} x {known:g} USD per chip-hour (from {source}) = {chips * known:,.2f} USD per hour, {chips * known * 24:,.2f} per day, from ACTIVE until deleted"
+    hour = chips * known
+    return f"{what} x {known:g} USD per chip-hour (from {source}) = {hour:,.2f} USD per hour, {24 * hour:,.2f} per day, until deleted"

@@ -18,7 +18,10 @@ _RULES: dict[str, tuple[str, str]] = {
     "accelerator type": (r"[a-z]+[0-9]+[a-z]*-[0-9]{1,5}", "a type such as v5litepod-16, v5p-128 or v6e-8"),
     "runtime version": (r"[a-z0-9][-a-z0-9.]{0,62}", "lower-case letters, digits, dots and hyphens, e.g. v2-alpha-tpuv6e"),
     "label": (r"[a-z][-a-z0-9_]{0,62}=[-a-z0-9_]{0,63}", "key=value of lower-case letters, digits, hyphens and underscores"),
-    "reservation": (r"([a-z][-a-z0-9]{0,62}|projects/[-a-z0-9.:]+/reservations/[a-z][-a-z0-9]{0,62})", "NAME or projects/P/reservations/NAME"),
+    "reservation": (
+        r"(projects/[-a-z0-9.:]+/reservations/)?[a-z][-a-z0-9]{0,62}",
+        "NAME or projects/P/reservations/NAME",
+    ),
     "service account": (r"[-a-z0-9]+@[-a-z0-9.]+", "an address such as trainer@my-project.iam.gserviceaccount.com"),
     "network": (r"[a-z][-a-z0-9]{0,62}", "lower-case letters, digits and hyphens"),
     "bucket": (r"gs://[a-z0-9][-a-z0-9._]{1,61}[a-z0-9](/[A-Za-z0-9_][-A-Za-z0-9._]*)*", "gs://BUCKET or gs://BUCKET/FOLDER"),
@@ -26,9 +29,15 @@ _RULES: dict[str, tuple[str, str]] = {
     "topology": (r"[0-9]{1,3}x[0-9]{1,3}(x[0-9]{1,3})?", "a shape such as 4x4 or 2x2x4"),
     "size": (r"[1-9][0-9]{0,5}(Gi|Ti)", "a size such as 100Gi"),
     "context": (r"[A-Za-z0-9_][-A-Za-z0-9_.:@/]{0,252}", "letters, digits and _ - . : @ /"),
-    "recipe": (r"(?!.*(^|/)\.\.(/|$))[A-Za-z0-9_][-A-Za-z0-9_./]*\.ya?ml", "a YAML file of the project, relative to its folder, e.g. configs/quickstart.yaml"),
+    "recipe": (
+        r"(?!.*(^|/)\.\.(/|$))[A-Za-z0-9_][-A-Za-z0-9_./]*\.ya?ml",
+        "a YAML file of the project, relative to its folder, e.g. configs/quickstart.yaml",
+    ),
     "setting": (r"[A-Za-z_][A-Za-z0-9_.]*=[^\x00-\x1f\x7f]*", "section.key=value on one line"),
-    "folder": (r"(?!.*(^|/)\.\.(/|$))[A-Za-z0-9_/][-A-Za-z0-9_./]*", "a path of letters, digits, dots, hyphens and underscores, without .."),
+    "folder": (
+        r"(?!.*(^|/)\.\.(/|$))[A-Za-z0-9_/][-A-Za-z0-9_./]*",
+        "a path of letters, digits and . - _ without ..",
+    ),
 }
 
 

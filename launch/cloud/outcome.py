@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from typing import Optional
 
 PREEMPTED_CODES = frozenset({75, 143})  # EX_TEMPFAIL: the trainer saved and left; 128 + SIGTERM: it was ended before it could
 _LINE = re.compile(r"crl-worker (\d+) (running|exited|stopped|absent)(?: (\d+))?")
@@ -22,7 +21,7 @@ class HostState:
     """One host's trainer: running, exited with a code, stopped on request, or absent (never started)."""
 
     state: str
-    code: Optional[int] = None
+    code: int | None = None
 
 
 class Verdict(enum.Enum):
@@ -54,7 +53,7 @@ def verdict(hosts: Mapping[int, HostState], *, machine_gone: bool = False) -> Ve
     return verdict_of_codes(host.code for host in hosts.values())
 
 
-def verdict_of_codes(codes: Iterable[Optional[int]]) -> Verdict:
+def verdict_of_codes(codes: Iterable[int | None]) -> Verdict:
     """The verdict over exit codes; None (no code known) counts as a failure."""
     found = list(codes)
     if any(code in PREEMPTED_CODES for code in found):

@@ -1,11 +1,11 @@
 """The command ``launch/gke/job.sh``.
 
-Owns: its words and exit codes (0 done, 1 failed outside, 2 refused). Promises: names are checked before anything runs; ``--dry-run`` prints every
-command with what it reads and runs none; creating twice and deleting twice are no errors. Does not: restart a run: JobSet does, by the rules in
-``jobset.yaml``.
+Owns: its words and exit codes (0 done, 1 failed outside, 2 refused). Promises: names are checked before anything runs; ``--dry-run`` prints
+every command with what it reads and runs none; creating twice and deleting twice are no errors. Does not: restart a run: JobSet does, by
+the rules in ``jobset.yaml``.
 
-xpk (https://github.com/AI-Hypercomputer/xpk) makes the cluster with its slices, JobSet and Kueue. Its workloads run one command on all slices, ours
-one per role, so the JobSet is our own and goes in by kubectl.
+xpk (https://github.com/AI-Hypercomputer/xpk) makes the cluster with its slices, JobSet and Kueue. Its workloads run one command on all
+slices, ours one per role, so the JobSet is our own and goes in by kubectl.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from launch.cloud.commands import Commands
 from launch.cloud.cost import cost_line, slice_of
@@ -25,7 +25,7 @@ ASK_S, CLUSTER_S = 180.0, 7200.0
 ROLES = ("actor", "extractor")
 
 
-def main(argv: Optional[Sequence[str]] = None, *, out: Callable[[str], None] = print) -> int:
+def main(argv: Sequence[str] | None = None, *, out: Callable[[str], None] = print) -> int:
     """Runs one command and returns its exit code."""
     args = parser().parse_args(argv)
     try:
@@ -49,7 +49,13 @@ class _Run:
         kind = "spot" if a.spot else "reserved" if a.reservation else "on-demand"
         flag = "--spot" if a.spot else f"--reservation={checked('reservation', a.reservation)}" if a.reservation else "--on-demand"
         self._commands.say(cost_line(slice_of(a.accelerator_type), kind=kind, price=a.price, count=len(ROLES)))
-        words = [f"--cluster={checked('name', a.cluster)}", f"--tpu-type={a.accelerator_type}", f"--num-slices={len(ROLES)}", flag, *self._place()]
+        words = [
+            f"--cluster={checked('name', a.cluster)}",
+            f"--tpu-type={a.accelerator_type}",
+            f"--num-slices={len(ROLES)}",
+            flag,
+            *self._place(),
+        ]
         self._commands.run(["xpk", "cluster", "create", *words], timeout_s=CLUSTER_S)
 
     def delete_cluster(self) -> None:
@@ -115,7 +121,9 @@ class _Run:
 
     def _job(self) -> Job:
         a = self._args
-        groups = {key: tuple(getattr(a, key) or ()) for key in ("settings", "actor_settings", "extractor_settings", "bank_settings", "labels")}
+        groups = {
+            key: tuple(getattr(a, key) or ()) for key in ("settings", "actor_settings", "extractor_settings", "bank_settings", "labels")
+        }
         single = ("name", "image", "recipe", "accelerator_type", "topology", "volume", "bank_disk", "spot", "max_failures", "stall_s")
         return Job(queue=a.queue or None, **groups, **{key: getattr(a, key) for key in single})
 
@@ -174,7 +182,9 @@ def _job_words(command: argparse.ArgumentParser) -> None:
     command.add_argument("recipe", help="e.g. configs/paper_7b_v5e.yaml, as in the image")
     command.add_argument("settings", nargs="*", metavar="section.key=value", help="for both roles and the bank")
     for role in (*ROLES, "bank"):
-        command.add_argument(f"--{role}", dest=f"{role}_settings", action="append", metavar="KEY=VALUE", help=f"a setting for the {role} only")
+        command.add_argument(
+            f"--{role}", dest=f"{role}_settings", action="append", metavar="KEY=VALUE", help=f"a setting for the {role} only"
+        )
     command.add_argument("--image", required=True, help="made from the Dockerfile with VARIANT=tpu")
     command.add_argument("--accelerator-type", required=True, help="of each role's slice, e.g. v5litepod-16")
     command.add_argument("--topology", required=True, help="of it, e.g. 4x4")

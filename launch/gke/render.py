@@ -1,7 +1,7 @@
 """The Kubernetes objects of a run, as text.
 
-Owns: filling ``jobset.yaml`` and ``bank.yaml``. Promises: every value is a checked name or is put in as JSON, so that no value becomes structure;
-commands are lists, no shell reads them; a placeholder without a value is an error. Does not: talk to a cluster.
+Owns: filling ``jobset.yaml`` and ``bank.yaml``. Promises: every value is put in as JSON, so that none becomes structure; commands are
+lists, no shell reads them; a placeholder without a value is an error. Does not: talk to a cluster.
 
 JobSet's fields: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/; its rules for restarts:
 https://jobset.sigs.k8s.io/docs/tasks/failure_policy/
@@ -14,7 +14,7 @@ import json
 import math
 import pathlib
 import string
-from typing import Any, Optional
+from typing import Any
 
 from launch.cloud.cost import Slice, slice_of
 from launch.cloud.errors import Refused
@@ -41,8 +41,8 @@ class Job:
     extractor_settings: tuple[str, ...] = ()
     bank_settings: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    queue: Optional[str] = "multislice-queue"  # the Kueue queue that xpk makes
-    volume: Optional[str] = None  # a claim that every host can write: the runs
+    queue: str | None = "multislice-queue"  # the Kueue queue that xpk makes
+    volume: str | None = None  # a claim that every host can write: the runs
     bank_disk: str = "20Gi"
     spot: bool = False
     max_failures: int = 3
@@ -159,7 +159,8 @@ def _literal(settings: tuple[str, ...]) -> list[str]:
 
 
 def _labels(job: Job) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "crl-jax", "app.kubernetes.io/instance": job.name, **dict(label.split("=", 1) for label in job.labels)}
+    own = {"app.kubernetes.io/name": "crl-jax", "app.kubernetes.io/instance": job.name}
+    return {**dict(label.split("=", 1) for label in job.labels), **own}
 
 
 def _filled(file: str, values: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """The hosts of a pod that is ACTIVE.
 
-Owns: bringing the code to them, starting the trainer on each, asking how it is, its log, its end. Promises: who is process 0, how many there are
-and where they meet is read from the pod at every start and kept nowhere; what a host's shell reads is put together by ``shlex.join`` from words;
-the trainer does not depend on the connection that started it. Does not: decide what happens after an end (``supervise``).
+Owns: bringing the code to them, starting the trainer on each, asking how it is, its log, its end. Promises: who is process 0, how many
+there are and where they meet is read from the pod at every start and kept nowhere; what a host's shell reads is put together by
+``shlex.join`` from words; the trainer does not depend on the connection that started it. Does not: decide what happens after an end
+(``supervise``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import pathlib
 import shlex
 import tarfile
 import tempfile
-from typing import Optional
 
 from launch.cloud.commands import Commands, written
 from launch.cloud.cost import slice_of
@@ -34,8 +34,8 @@ class Training:
 
     recipe: str
     settings: tuple[str, ...] = ()
-    role: Optional[str] = None
-    bucket: Optional[str] = None
+    role: str | None = None
+    bucket: str | None = None
     runs: str = "runs"
     stall_s: float = 1800.0
     grace_s: float = 300.0
@@ -67,7 +67,9 @@ class Hosts:
         accelerator = self._pod.wanted.accelerator_type
         hosts = slice_of(accelerator).hosts if self._commands.dry_run and accelerator else 1
         addresses = self._pod.addresses(self._zone, pretend=hosts)
-        self._commands.say(f"start: {len(addresses)} processes, coordinator {addresses[0]}:{COORDINATOR_PORT}{', --resume' if resume else ''}")
+        self._commands.say(
+            f"start: {len(addresses)} processes, coordinator {addresses[0]}:{COORDINATOR_PORT}{', --resume' if resume else ''}"
+        )
         commands = [self._ssh(str(i), self._start_words(training, addresses, i, resume)) for i in range(len(addresses))]
         self._reach(commands, timeout_s=SSH_S)
         return len(addresses)
@@ -99,7 +101,7 @@ class Hosts:
         """Runs commands that may be repeated; those that could not connect are, a few times: a new host is ACTIVE before it lets one in."""
         for attempt in range(1, ATTEMPTS + 1):
             results = self._commands.run_all(commands, timeout_s=timeout_s)
-            failed = [(argv, done) for argv, done in zip(commands, results) if done.code != 0]
+            failed = [(commands[i], done) for i, done in enumerate(results) if done.code != 0]
             if not failed:
                 return
             argv, done = next(((a, d) for a, d in failed if d.code != NO_CONNECTION), failed[0])

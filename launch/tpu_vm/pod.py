@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from launch.cloud.commands import Commands
 from launch.cloud.cost import cost_line, slice_of
@@ -23,12 +23,13 @@ from launch.tpu_vm.record import merged, remember
 from launch.tpu_vm.supervise import Limits, Supervisor
 
 RECORDS = ROOT / "runs" / ".pods"
+REAL_TIME = Time(time.monotonic, time.sleep)
 
 
 def main(
-    argv: Optional[Sequence[str]] = None,
+    argv: Sequence[str] | None = None,
     *,
-    clock: Time = Time(time.monotonic, time.sleep),
+    clock: Time = REAL_TIME,
     out: Callable[[str], None] = print,
     records: pathlib.Path = RECORDS,
 ) -> int:
@@ -81,7 +82,8 @@ class _Pod:
         if not a.dry_run:
             remember(wanted, self._records)
         if wanted.kind == "spot" and not a.bucket and not a.runs.startswith("/"):
-            self._commands.say("warning: a pod that is taken away takes its disks with it: without --bucket, or --runs on a mounted folder, a restart begins at step 0")
+            lost = "a pod that is taken away takes its disks with it"
+            self._commands.say(f"warning: {lost}: without --bucket, or --runs on a mounted folder, a restart begins at step 0")
         limits = Limits(
             max_failures=a.max_failures,
             max_preemptions=a.max_preemptions,

@@ -1,8 +1,8 @@
 """A pod as a queued resource.
 
-Owns: asking for it, waiting for it, looking at it, giving it back. Promises: asking twice leaves one pod, giving back twice is no error; zones
-are tried in the order given, and a request that a zone could not fill is taken back before the next one is asked; every wait has a deadline.
-Does not: run anything on the pod (``hosts``).
+Owns: asking for it, waiting for it, looking at it, giving it back. Promises: asking twice leaves one pod, giving back twice is no error;
+zones are tried in the order given, and a request that a zone could not fill is taken back before the next one is asked; every wait has a
+deadline. Does not: run anything on the pod (``hosts``).
 
 States: https://cloud.google.com/tpu/docs/queued-resources; what a deletion with --force does:
 https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources/delete
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 from launch.cloud.commands import Commands, Result
 from launch.cloud.errors import LaunchError
@@ -45,7 +45,7 @@ class QueuedPod:
         project = [f"--project={self.wanted.project}"] if self.wanted.project else []
         return ["gcloud", *(["alpha"] if alpha else []), "compute", "tpus", *words, f"--zone={zone}", *project, "--quiet"]
 
-    def state(self, zone: str, *, pretend: str = "") -> Optional[str]:
+    def state(self, zone: str, *, pretend: str = "") -> str | None:
         """The state of the request in ``zone``, None when there is none. Looks that fail are repeated a few times. Raises LaunchError."""
         argv = self.gcloud("queued-resources", "describe", self.wanted.name, "--format=json", zone=zone)
         while True:
@@ -62,7 +62,7 @@ class QueuedPod:
                 raise LaunchError(f"{MISSES} looks at {self.wanted.name} in {zone} failed; the last: {done.last_words}")
             self._time.sleep(self._poll_s)
 
-    def find(self, *, pretend: str = "") -> Optional[tuple[str, str]]:
+    def find(self, *, pretend: str = "") -> tuple[str, str] | None:
         """The zone the pod is in and its state; None when no zone has it."""
         for zone in self.wanted.zones:
             state = self.state(zone, pretend=pretend)
@@ -71,8 +71,8 @@ class QueuedPod:
         return None
 
     def create(self, *, wait_s: float) -> str:
-        """A pod that is ACTIVE, made if need be; returns its zone. ``wait_s``: the longest wait in one zone. Raises LaunchError when no zone
-        gives one.
+        """A pod that is ACTIVE, made if need be; returns its zone. ``wait_s``: the longest wait in one zone. Raises LaunchError when no
+        zone gives one.
         """
         wanted, refusals = self.wanted.complete(), []
         found = self.find()
@@ -109,7 +109,9 @@ class QueuedPod:
         end = self._time.now() + wait_s
         while not self._commands.dry_run and self.state(zone) is not None:
             if self._time.now() > end:
-                raise LaunchError(f"{self.wanted.name} in {zone} still exists {wait_s:g} s after its deletion was asked for; look again with status")
+                raise LaunchError(
+                    f"{self.wanted.name} in {zone} still exists {wait_s:g} s after its deletion was asked for; look again with status"
+                )
             self._time.sleep(self._poll_s)
 
     def addresses(self, zone: str, *, pretend: int) -> list[str]:
@@ -119,7 +121,9 @@ class QueuedPod:
         found: dict[str, Any] = json.loads(self._commands.run(argv, timeout_s=LOOK_S, quiet=True, pretend=shown).out)
         addresses = [str(endpoint["ipAddress"]) for endpoint in found.get("networkEndpoints", []) if endpoint.get("ipAddress")]
         if not addresses:
-            raise LaunchError(f"{self.wanted.name} in {zone} has no hosts with addresses (state {found.get('state')}): wait, or delete and create it")
+            raise LaunchError(
+                f"{self.wanted.name} in {zone} has no hosts with addresses (state {found.get('state')}): wait, or delete and create it"
+            )
         return addresses
 
     def _becomes_active(self, zone: str, wait_s: float) -> bool:
@@ -151,7 +155,7 @@ class QueuedPod:
         return self.gcloud("queued-resources", "create", w.name, *words, zone=zone, alpha=bool(w.reservation))
 
 
-def _state_in(done: Result) -> Optional[str]:
+def _state_in(done: Result) -> str | None:
     """The state in a description; None when it cannot be read."""
     if done.code != 0:
         return None

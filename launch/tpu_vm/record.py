@@ -1,7 +1,7 @@
 """What a pod is asked to be.
 
-Owns: ``Wanted`` and the file it is remembered in. Promises: every field has passed its rule (``cloud/names.py``), also when it comes from the
-file; what ``create`` was told, the other commands need not be told again. Does not: know what exists.
+Owns: ``Wanted`` and the file it is remembered in. Promises: every field has passed its rule (``cloud/names.py``), also when it comes from
+the file; what ``create`` was told, the other commands need not be told again. Does not: know what exists.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any, Optional
+from typing import Any
 
 from launch.cloud.errors import Refused
 from launch.cloud.names import all_checked, checked
@@ -21,14 +21,14 @@ class Wanted:
 
     name: str
     zones: tuple[str, ...] = ()
-    project: Optional[str] = None
-    accelerator_type: Optional[str] = None
-    runtime_version: Optional[str] = None
+    project: str | None = None
+    accelerator_type: str | None = None
+    runtime_version: str | None = None
     kind: str = "on-demand"  # or spot, reserved
-    reservation: Optional[str] = None  # a reservation by name; with kind "reserved" and none, any that fits
+    reservation: str | None = None  # a reservation by name; with kind "reserved" and none, any that fits
     labels: tuple[str, ...] = ()
-    service_account: Optional[str] = None
-    network: Optional[str] = None
+    service_account: str | None = None
+    network: str | None = None
     internal_ip: bool = False
 
     def __post_init__(self) -> None:

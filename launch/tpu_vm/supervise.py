@@ -13,7 +13,6 @@ silent is not waited for without end; a supervisor that is started again finds t
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
 
 from launch.cloud.commands import Commands
 from launch.cloud.errors import LaunchError
@@ -71,10 +70,12 @@ class Supervisor:
                 if failures > self._limits.max_failures:
                     self._commands.say(f"failed {failures} times, {self._limits.max_failures} retries are used up: see `logs`")
                     return end.code
-            self._commands.say(f"again, with --resume: preemption {preemptions}, failure retries left {self._limits.max_failures - failures}")
+            self._commands.say(
+                f"again, with --resume: preemption {preemptions}, failure retries left {self._limits.max_failures - failures}"
+            )
             resume, sync = True, False
 
-    def _attempt(self, *, resume: bool, sync: bool) -> Optional[End]:
+    def _attempt(self, *, resume: bool, sync: bool) -> End | None:
         """One start, or the one that runs already, and its end; None when dry."""
         found = self._pod.find(pretend="ACTIVE")
         if found is not None and found[1] in LEAVING:
@@ -94,7 +95,9 @@ class Supervisor:
                 raise
             return End(Verdict.PREEMPTED, STOPPED_CODE, f"the pod is {state}; {error}")
         if self._commands.dry_run:
-            self._commands.say("then wait; after a preemption: create, sync and start again with --resume; after a failure: start again with --resume")
+            self._commands.say(
+                "then wait; after a preemption: create, sync and start again with --resume; after a failure: start again with --resume"
+            )
             return None
         end = self._wait(hosts, zone, count)
         if end.verdict in (Verdict.PREEMPTED, Verdict.FAILED) and self._pod.state(zone) == "ACTIVE":
@@ -114,8 +117,8 @@ class Supervisor:
         return running
 
     def _wait(self, hosts: Hosts, zone: str, count: int) -> End:
-        silent_since: Optional[float] = None
-        ended_since: Optional[float] = None
+        silent_since: float | None = None
+        ended_since: float | None = None
         while True:
             state = self._pod.state(zone)
             if state is None or state in LEAVING:
@@ -136,7 +139,7 @@ class Supervisor:
                 return end
             self._time.sleep(self._limits.poll_s)
 
-    def _siblings(self, ended: dict[int, HostState], since_s: float, *, all_answer: bool) -> Optional[End]:
+    def _siblings(self, ended: dict[int, HostState], since_s: float, *, all_answer: bool) -> End | None:
         """The verdict over those that ended while others run on. One host's end takes the others down, soon or in a collective that waits
         for it for ever. A host that does not answer may be one that was taken away: then a failure is not yet known to be one.
         """
