@@ -134,10 +134,14 @@ class Watch:
     def code(self) -> int:
         """Runs the trainer and returns its exit code, as a shell would give it."""
         signal.signal(signal.SIGTERM, lambda *_: self._leave.set())
+        self._write_state("running")
         with (self._folder / "log").open("ab") as log:
             if not self._mirror("down"):
                 self._note(log, "the runs in the bucket could not be fetched: not started, for it would begin again at step 0")
                 return self._end(1)
+            if self._leave.is_set():
+                self._note(log, "told to leave before the start")
+                return self._end(75)
             words = [*self._args.command, *self._topology.words()]
             self._note(log, "start: " + " ".join(words))
             try:

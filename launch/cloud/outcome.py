@@ -35,9 +35,8 @@ class Verdict(enum.Enum):
 
 
 def read_states(text: str) -> dict[int, HostState]:
-    """The hosts that report in ``text`` (``crl-worker ID STATE [CODE]``, one a line, other lines between), by process id."""
-    found = (_LINE.search(line) for line in text.splitlines())
-    return {int(m[1]): HostState(m[2], int(m[3]) if m[3] else None) for m in found if m}
+    """The hosts that report in ``text`` (``crl-worker ID STATE [CODE]``, with other text between), by process id."""
+    return {int(m[1]): HostState(m[2], int(m[3]) if m[3] else None) for m in _LINE.finditer(text)}
 
 
 def verdict(hosts: Mapping[int, HostState], *, machine_gone: bool = False) -> Verdict:

@@ -160,6 +160,18 @@ def test_runs_go_to_the_bucket_arrays_before_manifests_and_come_back_before_a_st
     assert "could not be fetched: not started" in (tmp_path / "f" / "log").read_text()
 
 
+def test_a_stop_while_the_runs_are_fetched_starts_no_trainer(tmp_path: pathlib.Path) -> None:
+    gcloud = tmp_path / "bin" / "gcloud"
+    gcloud.parent.mkdir()
+    gcloud.write_text('#!/bin/sh\ncase "$*" in *rsync*) sleep 1 ;; esac\n')
+    gcloud.chmod(0o755)
+    path = {"PATH": f"{gcloud.parent}:{os.environ['PATH']}"}
+    given = words("start", tmp_path / "f", "pass", "--bucket", "gs://lab/x", "--runs", str(tmp_path / "runs"))
+    assert work(*given, **path).stdout.strip() == "crl-worker 1 running"
+    assert work(*words("stop", tmp_path / "f")).stdout.strip() == "crl-worker 1 stopped 75"
+    assert "start:" not in (tmp_path / "f" / "log").read_text()
+
+
 def test_while_the_trainer_runs_the_banks_file_stays_here() -> None:
     spec = importlib.util.spec_from_file_location("crl_worker", WORKER)
     assert spec is not None
