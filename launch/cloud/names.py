@@ -23,6 +23,7 @@ _RULES: dict[str, tuple[str, str]] = {
         "NAME or projects/P/reservations/NAME",
     ),
     "service account": (r"[-a-z0-9]+@[-a-z0-9.]+", "an address such as trainer@my-project.iam.gserviceaccount.com"),
+    "object name": (r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "1 to 63 lower-case letters, digits and hyphens, no hyphen first or last"),
     "network": (r"[a-z][-a-z0-9]{0,62}", "lower-case letters, digits and hyphens"),
     "bucket": (r"gs://[a-z0-9][-a-z0-9._]{1,61}[a-z0-9](/[A-Za-z0-9_][-A-Za-z0-9._]*)*", "gs://BUCKET or gs://BUCKET/FOLDER"),
     "image": (r"[a-z0-9][-a-z0-9._/]*(:[0-9]+/[-a-z0-9._/]+)?(:[A-Za-z0-9_][-A-Za-z0-9._]*)?(@sha256:[0-9a-f]{64})?", "HOST/PATH:TAG"),

@@ -137,7 +137,7 @@ class _Run:
     def _kubectl(self, *words: str) -> list[str]:
         a = self._args
         context = [f"--context={checked('context', a.context)}"] if a.context else []
-        return ["kubectl", *context, f"--namespace={checked('network', a.namespace)}", *words]
+        return ["kubectl", *context, f"--namespace={checked('object name', a.namespace)}", *words]
 
 
 def parser() -> argparse.ArgumentParser:

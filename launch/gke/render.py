@@ -53,7 +53,7 @@ class Job:
             *(("name", self.name), ("image", self.image), ("recipe", self.recipe), ("accelerator type", self.accelerator_type)),
             *(("topology", self.topology), ("size", self.bank_disk)),
         )
-        optional = (("network", self.queue), ("network", self.volume))
+        optional = (("object name", self.queue), ("object name", self.volume))
         for kind, value in (*checks, *((kind, value) for kind, value in optional if value is not None)):
             checked(kind, value)
         all_checked("setting", (*self.settings, *self.actor_settings, *self.extractor_settings, *self.bank_settings))

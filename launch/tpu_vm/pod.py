@@ -92,7 +92,12 @@ class _Pod:
             silent_s=a.silent_s,
             poll_s=a.poll_s,
         )
-        return Supervisor(self._pod, training, self._commands, self._clock, limits).run(resume=a.resume, sync=a.sync)
+        code = Supervisor(self._pod, training, self._commands, self._clock, limits).run(resume=a.resume, sync=a.sync)
+        if code == 0 and a.delete_when_done:
+            self._delete()
+        else:
+            self._commands.say(f"the pod still exists and costs money: pod.sh delete --name {wanted.name}")
+        return code
 
     def _status(self) -> int:
         found = self._pod.find(pretend="ACTIVE")
@@ -187,6 +192,7 @@ def _training(command: argparse.ArgumentParser) -> None:
     command.add_argument("--role", choices=("actor", "extractor"), help="train this one here, the other elsewhere")
     command.add_argument("--resume", action="store_true", help="continue from the newest checkpoint already at the first start")
     command.add_argument("--sync", action="store_true", help="bring the code to a pod that exists, too")
+    command.add_argument("--delete-when-done", action="store_true", help="give the pod back when the run is done, not when it failed")
     command.add_argument("--bucket", help="gs://BUCKET/FOLDER: logs go there, and the runs, which a new pod fetches")
     command.add_argument("--runs", default="runs", help="the folder of runs on a host (run.dir)")
     command.add_argument("--max-failures", type=int, default=3, help="failures after which it starts again; preemptions do not count")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launch.cloud.commands import Commands, Result
-from launch.cloud.errors import LaunchError
+from launch.cloud.errors import LaunchError, Refused
 from launch.tpu_vm.record import Wanted
 
 LOST = frozenset({"SUSPENDING", "SUSPENDED", "FAILED"})  # it had, or would have had, machines, and will not have them again
@@ -39,6 +39,7 @@ class QueuedPod:
     def __init__(self, wanted: Wanted, commands: Commands, time: Time, *, poll_s: float = 30.0):
         self.wanted, self._commands, self._time, self._poll_s = wanted, commands, time, poll_s
         self._misses = 0
+        self._type_seen: str | None = None  # the accelerator type in the last description
 
     def gcloud(self, *words: str, zone: str, alpha: bool = False) -> list[str]:
         """A ``gcloud compute tpus`` command for this pod's project."""
@@ -53,7 +54,7 @@ class QueuedPod:
             if done.not_found:
                 self._misses = 0
                 return None
-            found = _state_in(done)
+            found, self._type_seen = _read(done)
             if found is not None:
                 self._misses = 0
                 return found or None
@@ -77,6 +78,8 @@ class QueuedPod:
         wanted, refusals = self.wanted.complete(), []
         found = self.find()
         if found is not None and found[1] not in LOST | LEAVING:
+            if self._type_seen not in (None, wanted.accelerator_type):
+                raise Refused(f"{wanted.name} exists in {found[0]} as {self._type_seen}, not {wanted.accelerator_type}: delete it first")
             self._commands.say(f"{wanted.name} exists in {found[0]} ({found[1]}): not asked for again")
             if self._becomes_active(found[0], wait_s):
                 return found[0]
@@ -155,11 +158,16 @@ class QueuedPod:
         return self.gcloud("queued-resources", "create", w.name, *words, zone=zone, alpha=bool(w.reservation))
 
 
-def _state_in(done: Result) -> str | None:
-    """The state in a description; None when it cannot be read."""
+def _read(done: Result) -> tuple[str | None, str | None]:
+    """The state and the accelerator type in a description; None for what cannot be read."""
     if done.code != 0:
-        return None
+        return None, None
     try:
-        return str(json.loads(done.out)["state"]["state"])
+        described = json.loads(done.out)
+        state = str(described["state"]["state"])
     except (ValueError, KeyError, TypeError):
-        return None
+        return None, None
+    try:
+        return state, str(described["tpu"]["nodeSpec"][0]["node"]["acceleratorType"])
+    except (KeyError, IndexError, TypeError):
+        return state, None

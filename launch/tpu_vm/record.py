@@ -42,6 +42,8 @@ class Wanted:
                 checked(kind, value)
         if self.kind not in ("on-demand", "spot", "reserved"):
             raise Refused(f"kind {self.kind!r} is not accepted: on-demand, spot or reserved")
+        if self.reservation and self.kind != "reserved":
+            raise Refused(f"a reservation is named, but the pod would be {self.kind}: give --reserved with --reservation")
 
     def complete(self) -> Wanted:
         """Itself, when it says enough to create a pod. Raises Refused with the options that are missing."""
@@ -56,11 +58,17 @@ def merged(name: str, given: dict[str, Any], folder: pathlib.Path) -> Wanted:
     """What was remembered of the pod, with what is ``given`` now in its place."""
     checked("name", name)
     file = folder / f"{name}.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    fields = {**known, **{key: value for key, value in given.items() if value is not None}, "name": name}
-    for key in ("zones", "labels"):
-        fields[key] = tuple(fields.get(key) or ())
-    return Wanted(**fields)
+    said = {key: value for key, value in given.items() if value is not None}
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if said.get("kind", "reserved") != "reserved":
+            known.pop("reservation", None)
+        fields = {**known, **said, "name": name}
+        for key in ("zones", "labels"):
+            fields[key] = tuple(fields.get(key) or ())
+        return Wanted(**fields)
+    except (ValueError, TypeError, AttributeError):
+        raise Refused(f"{file} is damaged: delete it and say again what the pod is") from None
 
 
 def remember(wanted: Wanted, folder: pathlib.Path) -> None:

@@ -32,6 +32,12 @@ def test_creating_twice_leaves_one_pod(cloud: Any, states: States) -> None:
     assert "not asked for again" in cloud.said[-1]
 
 
+def test_a_pod_of_another_size_is_not_taken_for_the_one_asked_for(cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.script((DESCRIBE, [{"state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": [{"node": {"acceleratorType": "v5litepod-256"}}]}}]))
+    assert cloud.pod("create", *NAME, *MACHINE) == 2
+    assert "learner exists in us-west4-a as v5litepod-256, not v5litepod-16: delete it first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("lost", ["SUSPENDED", "FAILED"])
 def test_what_is_left_of_a_lost_pod_is_deleted_first(cloud: Any, states: States, lost: str) -> None:
     cloud.script((DESCRIBE, states(lost, lost, None, "ACTIVE")))
@@ -88,6 +94,21 @@ def test_how_it_is_paid_for(cloud: Any, states: States, given: list[str], flag: 
     [asked] = cloud.calls(CREATE)
     assert [word for word in asked if word.startswith(("--spot", "--reserv"))] == ([flag] if flag else [])
     assert asked[:2] == command
+
+
+def test_a_reservation_is_not_forgotten_and_not_mixed(cloud: Any, states: States, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.script((DESCRIBE, states(None, "ACTIVE", None, "ACTIVE")))
+    assert cloud.pod("create", *NAME, *MACHINE, "--reservation", "mine") == 2
+    assert "give --reserved with --reservation" in capsys.readouterr().err
+    assert cloud.pod("create", *NAME, *MACHINE, "--reserved", "--reservation", "mine") == 0
+    assert cloud.pod("create", "--name", "learner", "--spot") == 0  # changed one's mind
+    assert [[w for w in argv if w in ("--spot", "--reservation=mine")] for argv in cloud.calls(CREATE)] == [
+        ["--reservation=mine"],
+        ["--spot"],
+    ]
+    (cloud.records / "learner.json").write_text('{"zones": [')
+    assert cloud.pod("create", "--name", "learner") == 2
+    assert "learner.json is damaged: delete it" in capsys.readouterr().err
 
 
 def test_the_cost_line_comes_before_anything_is_asked_for(cloud: Any, states: States) -> None:

@@ -44,7 +44,10 @@ def test_every_host_is_started_once_and_the_end_is_handed_back(cloud: Any, state
         )
         assert (option(words, "--bucket"), option(words, "--runs")) == ("gs://lab/learner", "crl_jax/runs")
         assert words[words.index("--") + 1 :] == [".venv/bin/crl", "train", "configs/smoke.yaml", "run.name=a b"]
-    assert cloud.said[-1] == "done: host 0 exited 0, host 1 exited 0"
+    assert cloud.said[-2:] == [
+        "done: host 0 exited 0, host 1 exited 0",
+        "the pod still exists and costs money: pod.sh delete --name learner",
+    ]
 
 
 def test_code_goes_to_every_host_of_a_new_pod(cloud: Any, states: States) -> None:
@@ -150,7 +153,7 @@ def test_a_failure_uses_up_a_retry_and_the_last_one_ends_the_run_with_its_code(c
         "again, with --resume: preemption 0, failure retries left 1",
         "again, with --resume: preemption 0, failure retries left 0",
     ]
-    assert "2 retries are used up: see `logs`" in cloud.said[-1]
+    assert "2 retries are used up: see `logs`" in cloud.said[-2]
 
 
 def test_a_host_that_waits_for_one_that_failed_is_stopped(cloud: Any, states: States) -> None:
@@ -187,8 +190,16 @@ def test_what_was_stopped_or_deleted_is_not_started_again(cloud: Any, states: St
     look = states("ACTIVE") if seen == "stopped" else states("ACTIVE", "ACTIVE", "DELETING")
     cloud.script((LOOK, look), (NODE, [node("10.0.0.7")]), (STATUS, [IDLE, answer]))
     assert cloud.pod(*RUN) == 75
-    assert seen in cloud.said[-1]
+    assert seen in cloud.said[-2]
     assert len(cloud.calls(START)) == 1
+
+
+@pytest.mark.parametrize(("end", "code", "deleted"), [("exited 0", 0, 1), ("exited 3", 3, 0)])
+def test_a_pod_can_be_given_back_when_the_run_is_done(cloud: Any, states: States, end: str, code: int, deleted: int) -> None:
+    gone = states(None) if deleted else states("ACTIVE")
+    cloud.script((LOOK, [*states(*["ACTIVE"] * 3), *gone]), (NODE, [node("10.0.0.7")]), (STATUS, [IDLE, f"crl-worker 0 {end}"]))
+    assert cloud.pod(*RUN, "--delete-when-done", "--max-failures", "0") == code
+    assert len(cloud.calls("queued-resources delete")) == deleted
 
 
 def test_status_logs_and_stop(cloud: Any, states: States) -> None:
