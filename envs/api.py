@@ -68,6 +68,7 @@ class EnvSpec:
     actions: tuple[str, ...]  # empty: actions are free text (a grammar with arguments), so none can be listed
     max_turns: int
     system_prompt: str
+    call_timeout_s: float = 0.0  # how long one call may take, where that is long; 0: as the run says
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class EnvSettings:
     max_turns: int = 30
     system_prompt: str = ""
     part: str = ""  # of the mixture it belongs to
+    call_timeout_s: float = 0.0  # how long one call may take, where that is long; 0: as the run says
 
 
 @dataclasses.dataclass(frozen=True)

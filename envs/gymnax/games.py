@@ -43,6 +43,7 @@ class Game:
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     won_by: Literal["reward", "end", "sum"] = "reward"
     enough: float = 0.5
+    alike: bool = False  # episodes read alike whatever the seed: the secret is always the same, or lies where random play rarely gets
 
     def won(self, reward: float, total: float, ended: bool) -> bool:
         """Whether a step that paid ``reward`` won the game; ``total`` is the sum with it."""
@@ -63,8 +64,8 @@ GAMES: dict[str, Game] = {
         words.four_rooms,
         params={"resample_init_pos": True, "resample_goal_pos": True},
     ),
-    "meta_maze": Game("misc.meta_maze", "MetaMaze", "find the hidden goal of the maze", _COMPASS, 40, words.meta_maze),
-    "deep_sea": Game("bsuite.deep_sea", "DeepSea", "dive to the treasure of the deep sea", ("red", "blue"), 8, words.deep_sea),
+    "meta_maze": Game("misc.meta_maze", "MetaMaze", "find the hidden goal of the maze", _COMPASS, 40, words.meta_maze, alike=True),
+    "deep_sea": Game("bsuite.deep_sea", "DeepSea", "dive to the treasure of the deep sea", ("red", "blue"), 8, words.deep_sea, alike=True),
     "memory_chain": Game(
         "bsuite.memory_chain",
         "MemoryChain",

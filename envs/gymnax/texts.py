@@ -74,6 +74,11 @@ class TextBatch:
         self._batch.advance({}, {})  # compile
 
     @property
+    def alike(self) -> bool:
+        """As ``Game.alike``."""
+        return self._game.alike
+
+    @property
     def slots(self) -> int:
         """How many games there are room for."""
         return self._batch.slots
@@ -123,6 +128,7 @@ class GymnaxText:
 
     def __init__(self, batch: TextBatch) -> None:
         self._batch: TextBatch | None = batch
+        self.same_for_all_seeds = batch.alike
 
     def reset(self, seed: int, task: str = "") -> Observation:
         """As ``TextEnv.reset``. Raises RuntimeError after ``close``."""

@@ -66,6 +66,7 @@ def spec(name: str, **options: Any) -> EnvSpec:
         actions=(),
         max_turns=chosen.max_turns,
         system_prompt=prompt,
+        call_timeout_s=chosen.command_s + chosen.grading_s + 30.0,  # the last call runs a command and grades
     )
 
 
