@@ -26,7 +26,7 @@ from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.experience.buffer import Sample, TrainingBuffer
 from crl_jax.experience.extractor import ExtractorPrompts
-from crl_jax.experience.index import Index
+from crl_jax.experience.index import ExactIndex, Index
 from crl_jax.experience.manager import ExperienceManager
 from crl_jax.experience.manager_options import CLOSE_S, LOAD_S, ManagerOptions
 from crl_jax.experience.protocols import Completer, Words
@@ -331,7 +331,8 @@ def manager_of(
     what it writes."""
     b, e = config.bank, config.extractor
     embedder = MiniLM()
-    make_index: functools.partial[Index] = functools.partial(ScannIndex, embedder.dim)
+    # When a background build ends is a matter of timing, and of neighbours a built searcher may find others.
+    make_index: functools.partial[Index] = functools.partial(ExactIndex if config.run.sync else ScannIndex, embedder.dim)
     return make(
         store=store,
         embedder=embedder,

@@ -19,6 +19,7 @@ from google.protobuf import json_format
 from crl_jax.bank_service import bank_pb2 as pb
 from crl_jax.bank_service.limits import Refused, named
 from crl_jax.experience.buffer import Sample, check_saved
+from crl_jax.experience.carry import Carry
 from crl_jax.experience.reader import Shown
 from crl_jax.records import (
     BankOp,
@@ -127,6 +128,7 @@ def checkpoint_from_text(text: str) -> dict[str, Any]:
     try:
         saved: Any = json.loads(text)
         check_saved(saved["buffer"])
+        Carry.from_json(saved.get("carry"))
         whole = all(type(saved[name]) is int and 0 <= saved[name] < 2**62 for name in ("revision", "step"))
     except (ValueError, TypeError, LookupError, RecursionError):
         whole, saved = False, {}

@@ -1,15 +1,16 @@
 """Trees of arrays to and from disk by Orbax.
 
-Owns: naming leaves, PRNG keys as raw data, the comparison of a saved tree with a template.
-Promises: ``write_tree`` returns when the values are on disk, so the caller may donate its buffers right after; ``read_tree`` gives every
-leaf the template's sharding and never casts: another dtype, shape or key set is an error that names the leaf.
+Owns: naming leaves, PRNG keys as raw data, host copies, the comparison of a saved tree with a template.
+Promises: ``write_tree`` returns when the values are on disk, and ``on_host`` when they are in memory of their own: after either the caller
+may donate its buffers; ``read_tree`` gives every leaf the template's sharding and never casts: another dtype, shape or key set is an error
+that names the leaf.
 Does not: accept Python numbers as leaves (their dtype would be a guess): put those into the records.
 """
 
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +20,41 @@ import orbax.checkpoint as ocp
 from crl_jax.checkpoint.manifest import CheckpointError, Leaf
 
 
-def write_tree(folder: pathlib.Path, tree: Any) -> tuple[Leaf, ...]:
-    """Saves the leaves of ``tree`` (JAX or NumPy arrays, typed PRNG keys) below ``folder`` and returns their table."""
+class Held(NamedTuple):
+    """A tree as it is written: the table of its leaves, and their values (of PRNG keys the raw data) by name."""
+
+    table: tuple[Leaf, ...]
+    data: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values together."""
+        return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in self.data.values())
+
+    @property
+    def gathered(self) -> bool:
+        """Whether this process holds every value whole."""
+        return all(not isinstance(leaf, jax.Array) or leaf.is_fully_addressable for leaf in self.data.values())
+
+
+def hold(tree: Any) -> Held:
+    """``tree`` (JAX or NumPy arrays, typed PRNG keys), by reference. Raises CheckpointError for another leaf."""
     named = _named(tree)
     table = tuple(_describe(path, leaf) for path, leaf in named)
-    data = {_key(i): _raw(leaf) for i, (_, leaf) in enumerate(named)}
+    return Held(table, {_key(i): _raw(leaf) for i, (_, leaf) in enumerate(named)})
+
+
+def on_host(held: Held) -> Held:
+    """The same values in host memory that nothing else uses (on a CPU a plain fetch would be the device's own buffer)."""
+    return Held(held.table, {name: np.array(leaf, copy=True) for name, leaf in jax.device_get(held.data).items()})
+
+
+def write_tree(folder: pathlib.Path, tree: Any) -> tuple[Leaf, ...]:
+    """Saves the leaves of ``tree`` (as in `hold`, or what it made) below ``folder`` and returns their table."""
+    held = tree if isinstance(tree, Held) else hold(tree)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(folder.resolve(), args=ocp.args.PyTreeSave(data))
-    return table
+        checkpointer.save(folder.resolve(), args=ocp.args.PyTreeSave(held.data))
+    return held.table
 
 
 def read_tree(folder: pathlib.Path, table: tuple[Leaf, ...], like: Any, name: str) -> Any:

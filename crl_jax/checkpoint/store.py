@@ -2,9 +2,9 @@
 
 Owns: the layout ``root/step_00000012/{arrays/NAME/, records/NAME.json, manifest.json}``.
 Promises: a step counts only once its manifest is there, so a kill at any point leaves the previous step the latest; ``save`` blocks until
-the step is committed and raises its errors in the caller; values, dtypes and shardings come back as they were; only JSON and Orbax array
-files are ever read.
-Does not: save in the background. A save is short beside a step, and the caller may donate its buffers right after.
+the step is committed, raises its errors in the caller, and a save that fails leaves nothing behind that takes up space; values, dtypes and
+shardings come back as they were; only JSON and Orbax array files are ever read.
+Does not: save in the background (``background``), or know which steps are worth keeping (``retention``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import pathlib
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import jax
-
 from crl_jax.checkpoint import manifest as manifests
-from crl_jax.checkpoint.arrays import read_tree, write_tree
+from crl_jax.checkpoint.arrays import Held, hold, read_tree, write_tree
 from crl_jax.checkpoint.manifest import CheckpointError, Manifest
 from crl_jax.checkpoint.paths import inside
 
@@ -44,19 +42,35 @@ def save(
 ) -> pathlib.Path:
     """Writes the checkpoint of ``step`` (the number of finished steps) and returns its folder.
 
-    ``arrays`` are pytrees of JAX or NumPy arrays, ``records`` anything JSON can hold exactly. A half-written or damaged folder of the same
-    step is replaced (a run that passed it over comes by again). With ``keep_last`` older steps are pruned afterwards. Raises ValueError
-    for a bad name, CheckpointError if the step exists, OSError from the disk.
+    ``arrays`` are pytrees of JAX or NumPy arrays, or what `hold` made of them, ``records`` anything JSON can hold exactly. A half-written or
+    damaged folder of the same step is replaced (a run that passed it over comes by again). With ``keep_last`` older steps are pruned
+    afterwards. Raises ValueError for a bad name, CheckpointError if the step exists, OSError from the disk; the steps before stay usable.
     """
     for name in (*arrays, *records):
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no checkpoint part: use lower-case letters, digits and _")
-    folder = _folder(root, step)
-    if _is_whole(root, step):
-        raise CheckpointError(f"step {step} is already saved in {root}: a finished checkpoint is never overwritten")
+    require_new(root, step)
+    folder, held = _folder(root, step), {name: tree if isinstance(tree, Held) else hold(tree) for name, tree in arrays.items()}
     if folder.exists():
         shutil.rmtree(folder)
-    _require_space(root, arrays)
+    needed = sum(tree.nbytes for tree in held.values())
+    root.mkdir(parents=True, exist_ok=True)
+    if (full := _too_little(root, needed)) is not None:  # before anything is written
+        raise full
+    try:
+        _write(folder, step, held, records)
+    except Exception as error:
+        full = None if isinstance(error, OSError) else _too_little(root, needed)  # the array writer's own errors name no cause
+        shutil.rmtree(folder, ignore_errors=True)
+        if full is not None:
+            raise full from error
+        raise
+    if keep_last is not None:
+        prune(root, keep_last)
+    return folder
+
+
+def _write(folder: pathlib.Path, step: int, arrays: Mapping[str, Held], records: Mapping[str, Any]) -> None:
     (folder / "records").mkdir(parents=True)
     (folder / "arrays").mkdir()
     digests: dict[str, str] = {}
@@ -66,9 +80,6 @@ def save(
         digests[f"records/{name}.json"] = manifests.digest_of(path)
     leaves = {name: write_tree(folder / "arrays" / name, tree) for name, tree in arrays.items()}
     manifests.write(folder, Manifest(step, leaves, tuple(records), manifests.list_files(folder), digests))
-    if keep_last is not None:
-        prune(root, keep_last)
-    return folder
 
 
 def latest(root: pathlib.Path) -> int | None:
@@ -119,18 +130,13 @@ def read_records(root: pathlib.Path, step: int) -> dict[str, Any]:
     return _records(_folder(root, step), _verified(root, step))
 
 
-def prune(root: pathlib.Path, keep_last: int) -> list[int]:
-    """Deletes all but the newest ``keep_last`` complete steps, and half-written steps older than the newest complete one.
+def prune(root: pathlib.Path, keep_last: int, *, keep: Collection[int] = ()) -> list[int]:
+    """Deletes all but the newest ``keep_last`` complete steps and those to ``keep``, and half-written steps older than the newest complete
+    one.
 
     Returns the steps deleted.
     """
-    if keep_last < 1:
-        raise ValueError(f"keep_last must be 1 or more, got {keep_last}")
-    complete = committed(root)
-    if not complete:
-        return []
-    stale = [step for step in _steps(root) if step not in complete and step < complete[-1]]
-    doomed = sorted([*complete[:-keep_last], *stale])
+    doomed = to_prune(root, keep_last, keep=keep)
     for step in doomed:
         folder = _folder(root, step)
         (folder / manifests.NAME).unlink(missing_ok=True)  # first, so a kill in between leaves a half-written step, not a damaged one
@@ -138,13 +144,46 @@ def prune(root: pathlib.Path, keep_last: int) -> list[int]:
     return doomed
 
 
-def _require_space(root: pathlib.Path, arrays: Mapping[str, Any]) -> None:
-    """Raises OSError while the disk is too full for ``arrays``: half-way through, the array writer's own errors name no cause."""
-    needed = sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "dtype"))
-    root.mkdir(parents=True, exist_ok=True)
+def to_prune(root: pathlib.Path, keep_last: int, *, keep: Collection[int] = ()) -> list[int]:
+    """The steps that `prune` would delete: never the newest that is whole, so damaged newer ones cost no good one."""
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be 1 or more, got {keep_last}")
+    complete = committed(root)
+    if not complete:
+        return []
+    spared = {*complete[-keep_last:], *keep}
+    if not any(is_whole(root, step) for step in sorted(spared & {*complete}, reverse=True)):
+        spared |= set(next(([step] for step in reversed(complete) if is_whole(root, step)), []))
+    stale = [step for step in _steps(root) if step not in complete and step < complete[-1]]
+    return sorted([*(step for step in complete if step not in spared), *stale])
+
+
+def require_new(root: pathlib.Path, step: int) -> None:
+    """Raises CheckpointError if ``step`` is there, whole."""
+    if is_whole(root, step):
+        raise CheckpointError(f"step {step} is already saved in {root}: a finished checkpoint is never overwritten")
+
+
+def size_of(root: pathlib.Path, step: int) -> int:
+    """Bytes on disk of whatever is there of ``step``."""
+    return sum(manifests.list_files(_folder(root, step)).values())
+
+
+def read_manifest(root: pathlib.Path, step: int) -> Manifest:
+    """What ``step`` consists of. Raises CheckpointError if it is missing, half-written or damaged."""
+    return _verified(root, step)
+
+
+def steps(root: pathlib.Path) -> list[int]:
+    """All steps of which there is anything, oldest first."""
+    return sorted(_steps(root))
+
+
+def _too_little(root: pathlib.Path, needed: int) -> OSError | None:
     free = shutil.disk_usage(root).free
-    if free < needed:
-        raise OSError(errno.ENOSPC, f"a checkpoint needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free", str(root))
+    if free >= needed:
+        return None
+    return OSError(errno.ENOSPC, f"a checkpoint needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free", str(root))
 
 
 def _folder(root: pathlib.Path, step: int) -> pathlib.Path:
@@ -164,7 +203,8 @@ def _has_manifest(root: pathlib.Path, step: int) -> bool:
     return (_folder(root, step) / manifests.NAME).exists()
 
 
-def _is_whole(root: pathlib.Path, step: int) -> bool:
+def is_whole(root: pathlib.Path, step: int) -> bool:
+    """Whether ``step`` is there, complete and as its manifest says."""
     try:
         _verified(root, step)
     except CheckpointError:

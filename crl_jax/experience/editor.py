@@ -69,7 +69,7 @@ class Editor:
         self._buffer = buffer
         self._counts = counts
         self._step = step
-        self._generations = generations
+        self.generations = generations
         self._max_ops = max_ops
         self._max_chars = max_chars
         self._home = home
@@ -203,5 +203,5 @@ class Editor:
             self._counts[f"problem_{problem.code}"] += 1
 
     def _named(self, draft: Draft, parse_error: str) -> Generation:
-        self._generations += 1
-        return dataclasses.replace(draft.generation, id=f"g{self._generations:08d}", parse_error=parse_error)
+        self.generations += 1
+        return dataclasses.replace(draft.generation, id=f"g{self.generations:08d}", parse_error=parse_error)

@@ -24,6 +24,7 @@ Hits = list[Candidate]
 _NEVER = np.iinfo(np.int64).max  # the version at which a live row was removed
 _candidate: Callable[[tuple[str, float]], Candidate] = functools.partial(tuple.__new__, Candidate)  # pyright: ignore[reportUnknownMemberType]
 _SMALLEST = 64  # rows of the first buffer
+_ROUNDING = 1e-5  # of a product of unit vectors, at most
 
 
 def unit_rows(vectors: Vectors, *, dim: int) -> Vectors:
@@ -107,12 +108,23 @@ class View(NamedTuple):
         return self.gone_at[rows] > self.version
 
     def search(self, unit: Vectors, k: int) -> list[Hits]:
-        """Exact: per unit query the ``k`` most similar live rows, best first, oldest first among equals."""
+        """Exact: per unit query the ``k`` most similar live rows, best first, oldest first among equals.
+
+        A matrix product rounds by where a row lies and what is asked beside it. It only picks the rows to look at; their scores are worked
+        out one by one, so that equal rows are equals and the answer depends on the live rows alone, whatever was removed before.
+        """
         if not self.live:
             return [[] for _ in range(len(unit))]
-        scores = unit @ self.vectors[: self.n].T
+        vectors = self.vectors[: self.n]
+        scores = unit @ vectors.T
         if self.dead:
             scores[:, self.gone_at[: self.n] <= self.version] = -np.inf
+        least = np.partition(scores, self.n - k, axis=1)[:, self.n - k] if self.n > k else np.full(len(unit), -np.inf)
+        near = (scores >= least[:, None] - _ROUNDING) & (scores > -np.inf)
+        scores[~near] = -np.inf
+        for query, row, columns in zip(unit, scores, near, strict=True):
+            chosen = np.flatnonzero(columns)
+            row[chosen] = np.einsum("nd,d->n", vectors[chosen], query)
         return best(scores, self.ids, k)
 
 

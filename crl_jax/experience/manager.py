@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import math
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -21,6 +23,7 @@ from typing import Any
 from crl_jax.experience.bank import BankState, Guided
 from crl_jax.experience.buffer import Sample, TrainingBuffer
 from crl_jax.experience.calls import ExtractorCalls
+from crl_jax.experience.carry import Carry
 from crl_jax.experience.editor import Answer, Distilled, Editor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
@@ -32,7 +35,7 @@ from crl_jax.experience.reader import Reader, Shown
 from crl_jax.experience.recover import snapshot
 from crl_jax.experience.reward import credits_of
 from crl_jax.experience.store import Store, StoreDamaged
-from crl_jax.experience.store_rows import generation_ids
+from crl_jax.experience.store_rows import abandon_generations, generation_ids
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.transfer import lifts
 from crl_jax.experience.writer import Writer
@@ -257,24 +260,30 @@ class ExperienceManager:
         return await self._editor.merge_redundant(namespace, dataclasses.replace(self._o.merge, redundancy=0.0))
 
     async def checkpoint(self) -> dict[str, Any]:
-        """What a training checkpoint keeps of the manager: bank revision, step and buffer. Drain first to lose nothing on resume."""
+        """What a training checkpoint keeps of the manager: bank revision, step, buffer and `Carry`. Drain first to lose nothing on
+        resume."""
         data = self.buffer.to_json()
         await self._thread.run(self._store.save_buffer, data)
         await self._thread.run(snapshot, self._store, keep=self._o.snapshots)
-        return {"revision": self.state.revision, "step": self.step, "buffer": data}
+        calls, editor = self._calls, self._editor
+        carry = Carry(editor.generations, calls.too_long_in_row, calls.longest, dict(editor.redundancy))
+        return {"revision": self.state.revision, "step": self.step, "buffer": data, "carry": carry.to_json()}
 
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True, **kept: Any) -> None:
         """Resume at a `checkpoint`. Call it before the first episode.
 
-        With ``rewind`` the bank goes back to the checkpoint's revision (later operations stay in the log, marked abandoned); without it the
-        bank keeps everything it acknowledged. Step and training buffer are the checkpoint's either way. ``kept``: ``also`` of
-        `Store.rewind`. Raises ValueError for a bank that never was where the checkpoint is: the buffer's generations would not be those of
-        this bank.
+        With ``rewind`` the bank goes back to the checkpoint's revision (later operations stay in the log, marked abandoned; the ids
+        of generations that came after it are given again); without it the bank keeps everything it acknowledged. Step and training
+        buffer are the checkpoint's either way. ``kept``: ``also`` of `Store.rewind`. Raises ValueError for a bank that never was where the
+        checkpoint is: the buffer's generations would not be those of this bank.
         """
         self._check()
-        revision = int(saved["revision"])
+        revision, carry = int(saved["revision"]), Carry.from_json(saved.get("carry"))
         if rewind:
-            await self._thread.run_within(LOAD_S, self._writer.rewind, revision, **kept)
+            undo = functools.partial(_undo, carry.generations, str(saved["buffer"]), kept.get("also"))
+            await self._thread.run_within(LOAD_S, self._writer.rewind, revision, also=undo)
+            if carry.generations is not None:
+                self._editor.generations = carry.generations
         elif self.state.revision < revision:
             raise ValueError(
                 f"the checkpoint belongs to revision {revision} of the bank, but this bank only reached {self.state.revision}: put the "
@@ -282,13 +291,16 @@ class ExperienceManager:
             )
         self.step = int(saved["step"])
         self.buffer.restore(str(saved["buffer"]), self._store.read(generation_ids))
+        self._calls.too_long_in_row, self._calls.longest = carry.too_long_in_row, carry.longest
+        self._editor.redundancy = dict(carry.redundancy)
         self._reader.clear()
 
     async def restart(self, *, rewind: bool = True) -> None:
         """Begin at step 0 where no `checkpoint` was made: an empty training buffer and, with ``rewind``, the bank as the run found it."""
         empty = json.dumps({"waiting": [], "trained": [], "counts": {}})
-        began = await self._thread.run(self._store.run_began)
-        await self.restore({"revision": began, "step": 0, "buffer": empty}, rewind=rewind)
+        began, generations = await self._thread.run(self._store.run_began)
+        carry = Carry(generations).to_json()
+        await self.restore({"revision": began, "step": 0, "buffer": empty, "carry": carry}, rewind=rewind)
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now. Sums and counts, never means: ``search_latency_s`` is over ``searches``."""
@@ -354,3 +366,12 @@ class ExperienceManager:
             raise error
         if self._closed:
             raise RuntimeError("the experience manager is closed: open another one on the same store")
+
+
+def _undo(generations: int | None, buffer: str, also: Callable[[sqlite3.Connection], None] | None, db: sqlite3.Connection) -> None:
+    """What else a store that goes back to a checkpoint gives up; the buffer on disk would name generations of the future."""
+    if generations is not None:
+        abandon_generations(db, after=generations)
+    db.execute("INSERT OR REPLACE INTO buffer VALUES (0, ?)", (buffer,))
+    if also is not None:
+        also(db)

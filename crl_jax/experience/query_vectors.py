@@ -1,6 +1,6 @@
 """Embeddings of recent query texts.
 
-Owns: the cache. Promises: least recently used texts leave first; a batch's vectors come out in the order of its texts, each distinct
+Owns: the cache, and `OneByOne`. Promises: least recently used texts leave first; a batch's vectors come out in the order of its texts, each distinct
 missing text is named once. Does not: embed, or lock (one thread looks up and stores; `assemble` may run on another).
 """
 
@@ -12,7 +12,22 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from crl_jax.experience.protocols import Embedder
+
 Vector = Float[np.ndarray, " d"]
+
+
+class OneByOne:
+    """An embedder that computes every text alone: its vectors depend on nothing but the text, to the last bit (in a synchronous run, whose
+    next process has an empty cache and so embeds other texts together)."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.dim, self.fingerprint = embedder.dim, embedder.fingerprint
+
+    def embed(self, texts: Sequence[str]) -> Float[np.ndarray, "n d"]:
+        """One row per text."""
+        return np.concatenate([np.zeros((0, self.dim), np.float32), *(self._embedder.embed([text]) for text in texts)])
 
 
 class QueryVectors:

@@ -173,7 +173,8 @@ class Store:
             db.execute("DELETE FROM requests WHERE number <= (SELECT coalesce(max(number), 0) FROM requests) - ?", (keep,))
 
     def rewind(self, revision: int, *, also: Callable[[sqlite3.Connection], None] | None = None) -> BankState:
-        """Make ``revision`` the current state again and return it. Later log rows stay, marked abandoned; generations stay.
+        """Make ``revision`` the current state again and return it. Later log rows stay, marked abandoned; generations stay
+        (``also`` may mark them).
 
         Used on resume: a checkpoint names the revision it belongs to. Raises ValueError if the store never was at ``revision``, or was
         compacted beyond it.
@@ -195,12 +196,13 @@ class Store:
     def begin_run(self) -> None:
         """A run begins, or goes on, on this store: what is there the first time (lessons it was seeded with) is not of its making."""
         with self._lock, self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('run_began',?)", (str(_revision(db)),))
+            began = {"run_began": _revision(db), "run_began_generation": rows.newest_generation(db)}
+            db.executemany("INSERT OR IGNORE INTO meta VALUES (?,?)", [(name, str(n)) for name, n in began.items()])
 
-    def run_began(self) -> int:
-        """The revision at which the run of this store began; 0 if none said so."""
-        row = self.read(lambda db: db.execute("SELECT value FROM meta WHERE key='run_began'").fetchone())
-        return int(row[0]) if row else 0
+    def run_began(self) -> tuple[int, int]:
+        """The revision at which the run of this store began, and the number of its newest generation then; (0, 0) if none said so."""
+        found = dict(self.read(lambda db: db.execute("SELECT key, value FROM meta WHERE key LIKE 'run_began%'").fetchall()))
+        return int(found.get("run_began", 0)), int(found.get("run_began_generation", 0))
 
     def backup(self, target: pathlib.Path) -> None:
         """A whole copy at ``target``, which appears only when it is complete. Raises StoreError if the disk refuses."""
@@ -284,9 +286,7 @@ class Store:
 
     def newest_generation(self) -> int:
         """The largest number in the ids of stored generations (12 for ``g00000012``), 0 if there is none; smaller ones may be missing."""
-        query = "SELECT coalesce(max(CAST(substr(id, 2) AS INTEGER)), 0) FROM generations"
-        used = "SELECT coalesce(max(CAST(substr(generation_id, 2) AS INTEGER)), 0) FROM ops"  # also of those compacted away
-        return self.read(lambda db: max(int(db.execute(q).fetchone()[0]) for q in (query, used)))
+        return self.read(rows.newest_generation)
 
     def generation_count(self) -> int:
         """Generations stored, those of an abandoned future included."""

@@ -220,6 +220,21 @@ def base_state(db: sqlite3.Connection) -> BankState:
     return bank_json.from_json(row[0])
 
 
+def newest_generation(db: sqlite3.Connection) -> int:
+    """The largest number in the ids of generations (12 for ``g00000012``), also of those compacted away; 0 if there is none."""
+    stored = "SELECT coalesce(max(CAST(substr(id, 2) AS INTEGER)), 0) FROM generations"
+    used = "SELECT coalesce(max(CAST(substr(generation_id, 2) AS INTEGER)), 0) FROM ops"
+    return max(int(db.execute(query).fetchone()[0]) for query in (stored, used))
+
+
+def abandon_generations(db: sqlite3.Connection, after: int) -> None:
+    """Generations with larger numbers make room for those that a run which went back to before them makes again, under the same ids: a mark
+    (``g00000012~1``) is added to theirs."""
+    mark = int(db.execute("SELECT count(*) FROM generations WHERE id LIKE '%~%'").fetchone()[0]) + 1
+    where = "CAST(substr(id, 2) AS INTEGER) > ? AND id NOT LIKE '%~%'"
+    db.execute(f"UPDATE generations SET id = id || '~' || ? WHERE {where}", (mark, after))
+
+
 @decoding("a row of the log")
 def newest_step(db: sqlite3.Connection) -> int:
     """The latest training step in the log, 0 without one."""
