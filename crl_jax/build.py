@@ -22,6 +22,8 @@ import jax
 
 from crl_jax import lookup, run_folder
 from crl_jax.bank_settings import diversity_of, merge_policy_of, write_policy_of
+from crl_jax.checkpoint.background import Saver
+from crl_jax.checkpoint.retention import Keep
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
 from crl_jax.experience.buffer import Sample, TrainingBuffer
@@ -53,14 +55,18 @@ from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal, Mixture, TaskStream
 from crl_jax.run_bank import LocalBank, RunBank, own_bank, shared_bank
 from crl_jax.run_files import BANK_FILE
+from crl_jax.run_state import RunCounters
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import Sampler
 from crl_jax.telemetry.profiler import ProfilerWindow
+from crl_jax.telemetry.totals import Totals
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
 
 Managed = TypeVar("Managed", bound=ExperienceManager)
+
+SAVED_WITHIN_S = 60.0  # at the end of a run: the longest wait for a checkpoint that is being written
 
 
 @dataclasses.dataclass
@@ -78,8 +84,12 @@ class Run:
     manager: RunBank | None
     trackers: FanOut
     profiler: ProfilerWindow
+    saver: Saver
     clock: Callable[[], float] = time.monotonic
     extractor_updates: int = 0
+    totals: Totals = dataclasses.field(default_factory=Totals)
+    counters: RunCounters = dataclasses.field(default_factory=RunCounters)  # of the steps that are finished, whose rows are written
+    scores: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # metrics of the last of them, for its checkpoint
 
     @property
     def trains_actor(self) -> bool:
@@ -150,7 +160,12 @@ class Run:
         return [] if self.manager is None else self.shell.call(self.manager.newest(limit), self.collect_deadline_s, "reading lessons")
 
     def metrics(self) -> dict[str, Any]:
-        """Counters and gauges of the environments, the bank, the samplers and this process."""
+        """Counters (of the whole run, also of its earlier processes) and gauges of the environments, the bank, the samplers, the
+        checkpoints and this process."""
+        return self.totals.of(self.counted()) | {f"checkpoint/{name}": value for name, value in self.saver.stats().items()}
+
+    def counted(self) -> dict[str, Any]:
+        """The same of this process alone."""
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found: dict[str, Any] = {"extractor/updates": self.extractor_updates, "host/peak_rss_gib": peak_kib / 2**20}
         found |= {f"env/{name}": value for name, value in dataclasses.asdict(self.collector.pool.stats()).items()}
@@ -197,6 +212,8 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         lookup.check_actions(config, goals, actor_codec)
         trie = action_trie(config, goals, actor_codec) if config.env.constrained else None
         sinks = dataclasses.replace(config.telemetry, jsonl=False, tensorboard=False, profile_steps=None) if read_only else config.telemetry
+        saver = _saver(config, folder)
+        stack.callback(saver.wait, SAVED_WITHIN_S)
         trackers = open_trackers(folder, jsonl=sinks.jsonl, tensorboard=sinks.tensorboard)
         stack.callback(trackers.close)
         profiler = ProfilerWindow(folder / "tensorboard", sinks.profile_steps)
@@ -213,7 +230,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
                 stack.callback(store.close)
                 own = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
                 shell.call(own.start(), LOAD_S + 60, "opening the experience bank")
-                stack.callback(lambda: shell.call(own.aclose(), CLOSE_S + 60, "closing the experience bank"))
+                stack.callback(close_bank, shell, own)
                 manager = LocalBank(own)
         pool = Pools(
             workers=max(1, config.env.workers),
@@ -235,7 +252,19 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings, gate)
         if not read_only:
             run_folder.write_config(folder, config)
-        yield Run(config, folder, shell, collector, tasks.stream, tasks.eval_sets, actor, extractor, manager, trackers, profiler)
+        yield Run(config, folder, shell, collector, tasks.stream, tasks.eval_sets, actor, extractor, manager, trackers, profiler, saver)
+
+
+def close_bank(shell: Shell, manager: ExperienceManager) -> None:
+    """Ends the bank of a run; episodes that were not distilled in time are named in a warning (the bank's counts end with it)."""
+    if lost := shell.call(manager.aclose(), CLOSE_S + 60, "closing the experience bank"):
+        warnings.warn(f"the run ended before {lost} of its episodes were distilled: they teach nothing", RuntimeWarning, stacklevel=2)
+
+
+def _saver(config: Config, folder: pathlib.Path) -> Saver:
+    run, best = config.run, config.run.keep_best
+    keep = Keep(run.keep_last, best.count if best.metric else 0, best.metric, best.lowest)
+    return Saver(folder / "checkpoints", keep, wait_s=run.collect_timeout_s)
 
 
 def keep_compiled_programs(folder: str) -> None:

@@ -1,6 +1,7 @@
 """The command line: ``crl COMMAND ...``.
 
-Owns: argument parsing and exit codes (0 done, 1 the run or check failed, 2 wrong usage or configuration, 130 interrupted).
+Owns: argument parsing and exit codes (0 done, 1 the run or check failed, 2 wrong usage or configuration, 75 told to stop and saved: start
+it again with --resume, 130 interrupted).
 Promises: nothing heavy is imported before a command needs it, so ``crl --help`` answers at once; an error that a person can
 mend (``errors``) is one readable message.
 Does not: contain logic; each command calls one function.
@@ -103,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     _config_commands(commands)
     _env_commands(commands)
     _bank_commands(commands)
+    _ckpt_commands(commands)
     _command(commands, "doctor", _doctor, "say what is installed, what is missing and how to install it")
     return top
 
@@ -141,6 +143,33 @@ def _bank_commands(commands: Any) -> None:
     bank = commands.add_parser("bank", help="look at, mend and fill an experience bank").add_subparsers(required=True, metavar="ACTION")
     add_serve(_command(bank, "serve", None, "serve a bank over gRPC, for runs on several machines and for people who use it alone"))
     bank_commands.add_to(bank, _command)
+
+
+def _ckpt_commands(commands: Any) -> None:
+    ckpt = commands.add_parser("ckpt", help="look at, export and delete checkpoints").add_subparsers(required=True, metavar="ACTION")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        made = _command(ckpt, name, run, text)
+        made.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
+        return made
+
+    ls = command("ls", _ckpt_ls, "list checkpoints: step, size, time, versions, bank revision, whether complete, which is best")
+    ls.add_argument("--metric", default="", help="best by this, e.g. eval/known/with/sampled (default: the run's keep_best.metric)")
+    ls.add_argument("--json", action="store_true", help="one JSON object a line")
+    show = command("show", _ckpt_show, "say what is in a checkpoint")
+    show.add_argument("--step", type=int, help="default: the newest complete one")
+    show.add_argument("--leaves", action="store_true", help="every array with its type and shape")
+    show.add_argument("--json", action="store_true")
+    export = command("export-hf", _ckpt_export, "write a role's weights as a Hugging Face model folder")
+    export.add_argument("out", type=pathlib.Path, help="the folder to make")
+    export.add_argument("--role", choices=("actor", "extractor"), default="actor")
+    export.add_argument("--step", type=int, help="default: the newest complete one")
+    export.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    prune = command("prune", _ckpt_prune, "delete old checkpoints; never the newest complete one")
+    prune.add_argument("--keep-last", type=int, metavar="N", help="the newest N stay (default: the run's keep_last)")
+    prune.add_argument("--keep-best", type=int, metavar="N", help="the best N stay (default: the run's keep_best.count)")
+    prune.add_argument("--metric", default="", help="best by this (default: the run's keep_best.metric)")
+    prune.add_argument("--dry-run", action="store_true", help="say what would be deleted, delete nothing")
 
 
 def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -235,6 +264,32 @@ def _config_show(args: argparse.Namespace) -> int:
 def _config_check(args: argparse.Namespace) -> int:
     _load(args)
     print(f"{args.config}: ok")
+    return 0
+
+
+def _ckpt_ls(args: argparse.Namespace) -> int:
+    return _lines(importlib.import_module("crl_jax.checkpoint_tools").ls(args.folder, metric=args.metric, as_json=args.json))
+
+
+def _ckpt_show(args: argparse.Namespace) -> int:
+    tools = importlib.import_module("crl_jax.checkpoint_tools")
+    return _lines(tools.show(args.folder, args.step, leaves=args.leaves, as_json=args.json))
+
+
+def _ckpt_export(args: argparse.Namespace) -> int:
+    tools = importlib.import_module("crl_jax.checkpoint_tools")
+    return _lines(tools.export_hf(args.folder, args.role, args.out, step=args.step, dtype=args.dtype))
+
+
+def _ckpt_prune(args: argparse.Namespace) -> int:
+    tools = importlib.import_module("crl_jax.checkpoint_tools")
+    wanted = {"last": args.keep_last, "best": args.keep_best, "metric": args.metric, "dry_run": args.dry_run}
+    return _lines(tools.prune(args.folder, **wanted))
+
+
+def _lines(lines: Sequence[str]) -> int:
+    for line in lines:
+        print(line)
     return 0
 
 

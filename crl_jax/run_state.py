@@ -1,10 +1,11 @@
 """What a run saves and how it continues.
 
-Owns: the content of a checkpoint: both learner states, both versions, the bank's revision and buffer, the counters. Promises: the step
-saved is the number of finished steps, so a resumed run starts with the next one; the task stream, the sampling seeds and the schedules
-follow from the step. In-flight episodes are not saved: they are played again. The bank keeps every acknowledged operation: a resumed
-asynchronous run goes on with the newest bank, a synchronous one goes back to the revision of the checkpoint (later operations stay in the
-log, marked abandoned).
+Owns: the content of a checkpoint: both learner states, both versions, the bank's revision, buffer and carry, the counters, the totals of
+the metrics. Promises: the step saved is the number of finished steps, so a resumed run starts with the next one; the task stream, the
+sampling seeds and the schedules follow from the step; a synchronous run that was killed and resumed equals the uninterrupted one to the
+last bit (``telemetry.exact`` says in which metrics). In-flight episodes are not saved: they are played again. The bank keeps every
+acknowledged operation: a resumed asynchronous run goes on with the newest bank, a synchronous one goes back to the revision of the
+checkpoint (later operations stay in the log, marked abandoned).
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class RunCounters:
         return RunCounters(self.step + 1, self.env_steps + turns, extractor_updates)
 
 
-def save_run(run: Run, counters: RunCounters) -> None:
-    """Write the checkpoint of ``counters.step`` finished steps; raises OSError when the disk refuses."""
+def save_run(run: Run) -> None:
+    """Begin to write the checkpoint of the finished steps; raises OSError when the disk refused the one before (``Saver.save``)."""
+    counters = run.counters
     roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
     records: dict[str, Any] = {
         "run": {
@@ -46,17 +48,24 @@ def save_run(run: Run, counters: RunCounters) -> None:
             "method": run.config.run.method,
             "seed": run.config.run.seed,
             "adapters": {name: adapters_of(run.config, name) for name in roles},
+            "totals": run.totals.newest,
+            "metrics": run.scores,
         }
     }
     if run.manager is not None:
         records["bank"] = run.shell.call(run.manager.checkpoint(), run.collect_deadline_s, "saving the bank's buffer")
-    checkpoints.save(
-        run.folder / "checkpoints",
-        counters.step,
-        {name: role.state for name, role in roles.items()},
-        records,
-        keep_last=run.config.run.keep_last,
-    )
+    run.saver.save(counters.step, {name: role.state for name, role in roles.items()}, records)
+
+
+def save_at_once(run: Run) -> int:
+    """Save what is finished, if it is not saved yet, and return the number of steps. What goes on meanwhile (episodes that are being
+    played) is not part of it: weights, counters, bank and buffer are those of the last finished step."""
+    run.saver.wait()
+    step = run.counters.step
+    if step and not checkpoints.is_whole(run.saver.root, step):
+        save_run(run)
+        run.saver.wait()
+    return step
 
 
 def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
@@ -74,6 +83,7 @@ def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
             )
         if run.manager is not None:  # killed before its first checkpoint: an evaluation or a few steps may have been played
             run.shell.call(run.manager.restart(rewind=run.config.run.sync), run.collect_deadline_s, "emptying the bank")
+        run.trackers.rewind(0)
         return RunCounters()
     roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
     saved = checkpoints.read_records(root, step)["run"]
@@ -96,6 +106,8 @@ def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
         run.shell.call(run.manager.restore(bank, rewind=run.config.run.sync), run.collect_deadline_s, "restoring the bank")
     counters = RunCounters(**saved["counters"])
     run.extractor_updates = counters.extractor_updates
+    run.trackers.rewind(counters.step)
+    run.totals.go_on(saved.get("totals", {}), run.counted())
     return counters
 
 

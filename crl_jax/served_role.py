@@ -89,16 +89,19 @@ def load_role(config: Config, name: str, source: Source) -> ServedRole:
     if source.run is None:
         params, version = served_params(parts, serving), 0
     else:
-        params, version = _of_checkpoint(config, name, role, parts, serving, source.run / "checkpoints", source.step)
+        params, version = checkpoint_weights(config, name, role, parts, serving, source.run / "checkpoints", source.step)
     options = engine_options(role, parts.mesh, parts.serve_mesh) | _WIDER | {"trie": trie, "pieces": pieces(parts.codec.tokenizer)}
     drain_s = role.publish.drain_timeout_s if role.publish.drain else 0.0
     return ServedRole(name, parts.codec, parts.model, serving, params, version, trie, options, role.host_cache_mib * 2**20, drain_s)
 
 
-def _of_checkpoint(
+def checkpoint_weights(
     config: Config, name: str, role: RoleConfig, parts: RoleParts, serving: Serving, root: pathlib.Path, step: int | None
 ) -> tuple[Params, int]:
-    """The weights of a checkpoint as the sampler wants them, adapters merged, and their version."""
+    """The weights of a checkpoint as ``serving`` wants them, adapters merged, and their version. ``step`` None: the newest complete one.
+
+    Raises ConfigError where there is none, CheckpointError for one that cannot be used.
+    """
     step = checkpoints.latest(root) if step is None else step
     if step is None:
         raise ConfigError(f"{root} holds no complete checkpoint: correct --run, e.g. --run runs/quickstart, or train first")

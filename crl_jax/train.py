@@ -8,27 +8,32 @@
       publish both weights to their samplers
 
 Owns: the order of things in a run. Promises: lag is at most ``run.max_lag`` versions; every wait has a deadline; a run that stops, for
-whatever reason, ends its processes; what was saved can be resumed. Does not: build the parts (``build``) or play episodes (``rollout``).
+whatever reason, ends its processes; what was saved can be resumed; a run that is told to stop (``preemption``) gives up the collection it
+is in, or ends the step, and saves. Does not: build the parts (``build``) or play episodes (``rollout``).
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crl_jax import build
 from crl_jax.config.schema import Config
 from crl_jax.evaluate import evaluate
 from crl_jax.extractor_learner import ExtractorLearner
+from crl_jax.preemption import Preempted, Preemption
 from crl_jax.records import Condition, Episode, Group, Sum
 from crl_jax.rollout.assemble import actor_samples, success_rate
-from crl_jax.run_state import RunCounters, restore_run, save_run
+from crl_jax.run_state import RunCounters, restore_run, save_at_once, save_run
 from crl_jax.telemetry.progress import progress_line
 from crl_jax.telemetry.report import print_report
 from crl_jax.telemetry.spans import Spans
+from crl_jax.telemetry.tracker import displayed
+from crl_jax.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,23 +54,46 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
     """Run ``config`` to its last step and return the run's folder. ``resume`` continues from the newest complete checkpoint, if there is
     one.
 
-    Raises ConfigError when the configuration cannot be run, or the folder holds a run and ``resume`` is False; and whatever error stopped a
-    part of the run.
+    Raises ConfigError when the configuration cannot be run, or the folder holds a run and ``resume`` is False; Preempted when the run was
+    told to stop (by then it is saved); and whatever error stopped a part of the run.
     """
     spans = Spans()
-    with build.open_run(config, resume=resume) as run, ExtractorLearner(run) as extractor:
+    with Preemption.of(config.run) as stop, build.open_run(config, resume=resume) as run, ExtractorLearner(run) as extractor:
+        started = run.clock()
         with spans("restore"):
-            counters = restore_run(run) if resume else RunCounters()
-        out(run.describe(counters.step))
-        started, first = run.clock(), counters.step
-        if first == 0:
-            with spans("evaluate"):
-                evaluate(run, step=0)
-        admission = _Admission(run, first)
+            run.counters = restore_run(run) if resume else RunCounters()
+        out(run.describe(run.counters.step))
+        admission = _Admission(run, run.counters.step)
+        try:
+            if run.counters.step == 0:
+                with spans("evaluate"), stop.abandonable():
+                    evaluate(run, step=0)
+            _steps(run, extractor, admission, spans, stop, started, out)
+        except Preempted as stopped:
+            admission.give_up()
+            extractor.settle()  # what is saved must not change meanwhile
+            raise stopped.after(save_at_once(run), run.folder) from None
+        return run.folder
+
+
+def _steps(
+    run: build.Run,
+    extractor: ExtractorLearner,
+    admission: _Admission,
+    spans: Spans,
+    stop: Preemption,
+    started: float,
+    out: Callable[[str], None],
+) -> None:
+    """All steps that are left."""
+    config, first = run.config, run.counters.step
+    with Watchdog(config.run.step_timeout_s) as watchdog:
         for step in range(first, config.run.steps):
+            watchdog.begin(step)
             run.profiler.before(step)
-            with spans("collect"):
+            with spans("collect"), stop.abandonable():  # nothing of the step has changed anything yet
                 batch = admission.take(step)
+            run.saver.check()
             admission.admit_before(step + 1 + config.run.max_lag)
             metrics: dict[str, Any] = dict(_rollout_metrics(run, batch))
             with spans("bank"):
@@ -79,23 +107,26 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
                 if saves:
                     extractor.settle()  # what is saved must not change meanwhile
                 metrics |= extractor.metrics()
-            counters = counters.after(batch.episodes, run.extractor_updates)
+            counters, measured = run.counters.after(batch.episodes, run.extractor_updates), dict[str, Any]()
             if last or (config.run.eval_every and (step + 1) % config.run.eval_every == 0):
                 with spans("evaluate"):
-                    evaluate(run, step=step + 1)
+                    measured = evaluate(run, step=step + 1)
             phases = spans.take()
             metrics |= run.metrics() | {"env_steps": counters.env_steps, "step_s": sum(phases.values())}
             run.trackers.log(step + 1, metrics | {f"phase_s/{name}": seconds for name, seconds in phases.items()})
+            run.counters, run.scores = counters, _scores(config, metrics | measured)
             show_text(run, step, batch.episodes)
             out(progress_line(step + 1, config.run.steps, metrics, phases))
             # After the row of the step, so that a resumed run has the rows of all steps it does not take again; the seconds of this
             # span are in the row of the next step.
             if saves:
                 with spans("checkpoint"):
-                    save_run(run, counters)
+                    save_run(run)
             if last:
                 break
-        return run.folder
+            stop.check()
+    with spans("checkpoint"):
+        run.saver.wait()
 
 
 class _Admission:
@@ -110,6 +141,12 @@ class _Admission:
         while self._next < min(end, self._run.config.run.steps):
             self._running[self._next] = self._run.shell.start(_collect(self._run, self._next))
             self._next += 1
+
+    def give_up(self) -> None:
+        """Nobody will take what has been started."""
+        for running in self._running.values():
+            running.cancel()
+        self._running.clear()
 
     def take(self, step: int) -> Batch:
         """The batch of ``step``; waits for it, at most the run's collection deadline."""
@@ -170,6 +207,12 @@ def _out_of_time(config: Config, elapsed_s: float) -> bool:
     return 0 < config.run.deadline_s <= elapsed_s
 
 
+def _scores(config: Config, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What a checkpoint says of how good its weights are: the evaluation at its step, and the metric by which the best are kept."""
+    wanted = config.run.keep_best.metric
+    return {name: value for name, value in displayed(metrics).items() if name.startswith("eval/") or name == wanted}
+
+
 def show_text(run: build.Run, step: int, episodes: list[Episode]) -> None:
     """Every ``telemetry.text_every`` steps: one guided and one free episode as a person would read them, and the newest experiences."""
     every = run.config.telemetry.text_every
@@ -196,4 +239,4 @@ def as_text(episode: Episode, lessons: list[str]) -> str:
 
 def main(config: Config, *, resume: bool = False) -> int:
     """``crl train``: run, then print the report of the run; returns the exit code."""
-    return print_report(train(config, resume=resume))
+    return print_report(train(config, resume=resume, out=functools.partial(print, flush=True)))

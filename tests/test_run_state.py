@@ -9,6 +9,8 @@ import pytest
 from crl_jax.checkpoint import CheckpointError, save
 from crl_jax.config.load import parse_text
 from crl_jax.run_state import RunCounters, adapters_of, restore_run
+from crl_jax.telemetry.totals import Totals
+from crl_jax.telemetry.tracker import FanOut
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(tmp_path: pathlib.Path) -> None:
@@ -56,9 +58,11 @@ def test_R15_adapters_are_not_put_on_other_weights(override: str, message: str, 
     saved = {"counters": {"step": 1}, "versions": versions, "method": before.run.method, "seed": before.run.seed, "adapters": adapters}
     save(tmp_path / "checkpoints", 1, {name: {"w": np.zeros(1)} for name in roles}, {"run": saved})
 
+    unused = {"totals": Totals(), "counted": dict, "trackers": FanOut(())}
+
     def restore(config: object) -> RunCounters:
         fake = {name: types.SimpleNamespace(name=name, state={"w": np.zeros(1)}, restore=lambda state, version: None) for name in roles}
-        return restore_run(types.SimpleNamespace(config=config, folder=tmp_path, manager=None, **fake))  # pyright: ignore[reportArgumentType]
+        return restore_run(types.SimpleNamespace(config=config, folder=tmp_path, manager=None, **unused, **fake))  # pyright: ignore[reportArgumentType]
 
     assert restore(before).step == 1
     assert restore(parse_text(text, ["actor.weights=/elsewhere/old.safetensors"])).step == 1

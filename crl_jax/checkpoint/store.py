@@ -42,8 +42,8 @@ def save(
 ) -> pathlib.Path:
     """Writes the checkpoint of ``step`` (the number of finished steps) and returns its folder.
 
-    ``arrays`` are pytrees of JAX or NumPy arrays, or what `hold` made of them, ``records`` anything JSON can hold exactly. A half-written or
-    damaged folder of the same step is replaced (a run that passed it over comes by again). With ``keep_last`` older steps are pruned
+    ``arrays`` are pytrees of JAX or NumPy arrays, or what `hold` made of them, ``records`` anything JSON can hold exactly. A half-written
+    or damaged folder of the same step is replaced (a run that passed it over comes by again). With ``keep_last`` older steps are pruned
     afterwards. Raises ValueError for a bad name, CheckpointError if the step exists, OSError from the disk; the steps before stay usable.
     """
     for name in (*arrays, *records):

@@ -90,6 +90,9 @@ def _positive(c: Config) -> Found:
         ("run.eval_every", c.run.eval_every),
         ("run.save_every", c.run.save_every),
         ("run.deadline_s", c.run.deadline_s),
+        ("run.keep_best.count", c.run.keep_best.count),
+        ("run.preempt_grace_s", c.run.preempt_grace_s),
+        ("run.step_timeout_s", c.run.step_timeout_s),
         ("env.workers", c.env.workers),
         ("env.episode_timeout_s", c.env.episode_timeout_s),
         ("env.worker_memory_mib", c.env.worker_memory_mib),
@@ -143,6 +146,9 @@ def _group(c: Config) -> Found:
     episodes = run.groups_per_step * run.group_size
     if c.actor.microbatches > 0 and episodes % c.actor.microbatches:
         yield "actor.microbatches", f"{c.actor.microbatches} does not divide the {episodes} episodes of a step: use a divisor"
+    metric = run.keep_best.metric
+    if metric.startswith("eval/") and metric.rpartition("/")[2] not in (*run.eval_modes, "turns", "read"):
+        yield "run.keep_best.metric", f"{metric} is never measured: run.eval_modes has {', '.join(run.eval_modes)}"
     if run.eval_every and run.eval_episodes <= 0:
         yield "run.eval_episodes", "must be positive when run.eval_every is set"
 

@@ -16,6 +16,15 @@ Method = Literal["baseline", "static", "exp_only", "complementary"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeepBestConfig:
+    """Checkpoints that are kept because of a metric, beside the newest ``run.keep_last``."""
+
+    metric: str = ""  # e.g. eval/known/with/sampled; a checkpoint that was saved without it (no evaluation at its step) is not compared
+    count: int = 1
+    lowest: bool = False  # True: a low value is a good one
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What to run, for how long, and where its files go.
 
@@ -38,9 +47,13 @@ class RunConfig:
     eval_modes: tuple[Literal["greedy", "sampled"], ...] = ("greedy", "sampled")
     save_every: int = 16  # steps; 0 = only at the end
     keep_last: int = 3  # checkpoints kept
+    keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     collect_timeout_s: float = 600.0  # one batch of episodes, one generation, one bank call: longer is an error, not a wait
     compile_cache: str = "~/.cache/crl_jax/xla"  # compiled programs are kept here between runs; "" = not at all
     deadline_s: float = 0.0  # stop cleanly (save, report) after this long; 0 = no limit
+    preempt_file: str = ""  # when this file appears, the run ends as by SIGTERM: saved, with exit code 75
+    preempt_grace_s: float = 60.0  # from the signal to the saved checkpoint; after it the run ends without
+    step_timeout_s: float = 0.0  # a step (with its evaluation) that takes longer ends the run with all stacks; 0 = no limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ class Shell:
             ) from None
         finally:
             self._watched.discard(future)
+            future.cancel()  # nobody waits for it any more: the owner was interrupted; a no-op for one that has ended
         return result
 
     def call(self, coroutine: Coroutine[Any, Any, T], deadline_s: float, what: str) -> T:

@@ -8,6 +8,7 @@ Does not: buffer across steps or hide errors: a full disk raises.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -36,6 +37,10 @@ class Tracker(Protocol):
         """Records a text, e.g. a transcript."""
         ...
 
+    def rewind(self, steps: int) -> None:
+        """The run goes on after ``steps`` finished steps: what was recorded after them will be recorded again."""
+        ...
+
     def close(self) -> None:
         """Flushes and releases files; calling it twice is harmless."""
         ...
@@ -47,6 +52,7 @@ class JsonlTracker:
     def __init__(self, path: pathlib.Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_torn_line(path)
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
@@ -56,6 +62,22 @@ class JsonlTracker:
     def text(self, step: int, tag: str, text: str) -> None:
         """One line with ``tag`` and ``text``."""
         self._write({"step": step, "kind": "text", "tag": tag, "text": text})
+
+    def rewind(self, steps: int) -> None:
+        """Drops the rows of later steps, and of step 0 if there were none before it (its evaluation comes again). The file is replaced
+        whole, or not at all."""
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        kept = [line for line in lines if _counts_after(line, steps)]
+        if len(kept) == len(lines):
+            return
+        self.close()
+        part = self._path.with_name(self._path.name + ".part")
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Flushes to disk and closes the file."""
@@ -75,7 +97,8 @@ class TensorBoardTracker:
     def __init__(self, folder: pathlib.Path) -> None:
         from tensorboardX import SummaryWriter  # late: 1-3 s of import
 
-        self._writer = SummaryWriter(str(folder))
+        self._open = functools.partial(SummaryWriter, str(folder))
+        self._writer = self._open()
         self._closed = False
 
     def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
@@ -87,6 +110,11 @@ class TensorBoardTracker:
     def text(self, step: int, tag: str, text: str) -> None:
         """A text panel; the text is shown verbatim."""
         self._writer.add_text(tag, "    " + text.replace("\n", "\n    "), step)  # pyright: ignore[reportUnknownMemberType]
+
+    def rewind(self, steps: int) -> None:
+        """Tells TensorBoard not to show what earlier event files have of later steps."""
+        self._writer.close()
+        self._writer = self._open(purge_step=steps + 1 if steps else 0)
 
     def close(self) -> None:
         """Flushes and closes the event file."""
@@ -110,6 +138,11 @@ class FanOut:
         """As ``Tracker.text``."""
         for tracker in self._trackers:
             tracker.text(step, tag, text)
+
+    def rewind(self, steps: int) -> None:
+        """As ``Tracker.rewind``."""
+        for tracker in self._trackers:
+            tracker.rewind(steps)
 
     def close(self) -> None:
         """Closes all, the last first."""
@@ -160,6 +193,16 @@ def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def _json_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
+
+
+def _counts_after(line: str, steps: int) -> bool:
+    """Whether a line is of the first ``steps`` steps. A text has the number of its step from 0, a metric that of the steps done by then."""
+    try:
+        row = json.loads(line)
+        kind, step = row["kind"], int(row["step"])
+    except (ValueError, LookupError, TypeError):
+        return True  # torn, or not ours: the reader decides
+    return step < steps if kind == "text" else step <= steps and steps > 0
 
 
 def _end_torn_line(path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import sqlite3
 import subprocess
@@ -10,43 +9,14 @@ import sys
 import time
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache" / "jax-tests-run"
-DEADLINE_S = 600
+from smoke_runs import DEADLINE_S, children_of_session, command, environment, start
 
 pytestmark = pytest.mark.system
-
-
-def command(folder, *overrides):
-    settings = [f"run.dir={folder}", f"run.compile_cache={CACHE}", "telemetry.tensorboard=false", *overrides]
-    return [sys.executable, "-m", "crl_jax.cli", "train", str(ROOT / "configs" / "smoke.yaml"), *settings]
-
-
-def environment():
-    kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return kept | {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most of a short run is compiling
-
-
-def start(args, log):
-    return subprocess.Popen(args, stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
 
 
 def rows(folder):
     lines = (folder / "smoke" / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["kind"] == "metrics" and "env_steps" in row]
-
-
-def children_of_session(session):
-    found = []
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 def wait_until(condition, deadline_s, process=None):
@@ -55,15 +25,6 @@ def wait_until(condition, deadline_s, process=None):
         assert time.monotonic() < end, "not in time"
         assert process is None or process.poll() is None, "the run ended early"
         time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    log = folder / "log.txt"
-    process = start(command(folder), log)
-    assert process.wait(DEADLINE_S) == 0, log.read_text()
-    return folder, process.pid, log.read_text()
 
 
 def test_smoke_run_finishes_and_reports(finished):

@@ -1,0 +1,165 @@
+"""Being told to stop: signals, and notices that a machine is about to go.
+
+Owns: what SIGTERM, SIGINT and a notice do while a run trains. Promises: the first of them ends the run at its next safe point (``check``,
+or at once inside ``abandonable``), a second one ends the process at once; when no safe point is reached within the grace period the process
+ends anyway; exit code 75 (EX_TEMPFAIL: try again) for SIGTERM and notices, 130 for SIGINT; handlers are there only inside the block. Does
+not: save anything. Outside the main thread signals cannot be handled; notices work there too, at ``check``.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from crl_jax.config.schema import RunConfig
+from crl_jax.errors import UserError
+
+Notice = Callable[[], str]
+"""Asked about once a second, in a thread: empty, or why the run has to end."""
+
+CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
+
+
+class Preempted(UserError):
+    """The run was told to stop. ``exit_code`` is what the process ends with."""
+
+    def __init__(self, number: signal.Signals, reason: str, told: str = "") -> None:
+        super().__init__(told or f"stopped by {reason}; continue with --resume")
+        self.number, self.reason, self.exit_code = number, reason, CODES[number]
+
+    def after(self, step: int, folder: pathlib.Path) -> Preempted:
+        """The same, with what became of the run in ``folder``: it goes on after ``step`` finished steps."""
+        kept = f"its checkpoint of step {step} is saved in {folder}" if step else f"{folder} holds no finished step"
+        return Preempted(self.number, self.reason, f"stopped by {self.reason}; {kept}: add --resume to the same command to go on")
+
+
+class FileNotice:
+    """A `Notice`: a file that appears, or is written anew, after this was made. One that is there already is of an earlier time."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._before = self._stamp()
+
+    def __call__(self) -> str:
+        stamp = self._stamp()
+        return f"a notice (the file {self._path})" if stamp is not None and stamp != self._before else ""
+
+    def _stamp(self) -> int | None:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return None
+
+
+class Preemption:
+    """``with Preemption(...) as stop:`` around a run; everything but the notices and the grace period happens in its thread.
+
+    ``say`` tells a person what is going on, ``end`` ends the process without ceremony.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_s: float,
+        notices: Sequence[Notice] = (),
+        every_s: float = 1.0,
+        say: Callable[[str], None] | None = None,
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self._grace_s, self._notices, self._every_s = grace_s, notices, every_s
+        self._say, self._end = say or _tell, end
+        self._told: tuple[signal.Signals, str] | None = None
+        self._noticed = ""
+        self._may_leave = False
+        self._over = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+
+    @staticmethod
+    def of(run: RunConfig) -> Preemption:
+        """As the configuration says."""
+        notices = [FileNotice(pathlib.Path(run.preempt_file).expanduser())] if run.preempt_file else []
+        return Preemption(grace_s=run.preempt_grace_s, notices=notices)
+
+    def __enter__(self) -> Preemption:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in CODES}
+        if self._notices:
+            threading.Thread(target=self._watch, name="crl-notices", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run has been told to stop."""
+        return self._told is not None
+
+    def check(self) -> None:
+        """A safe point. Raises Preempted when the run has been told to stop."""
+        if self._told is not None:
+            raise Preempted(*self._told)
+
+    def abandonable(self) -> _Abandonable:
+        """``with stop.abandonable():`` around work that may be given up at any moment; Preempted is raised in the middle of it."""
+        return _Abandonable(self)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        found = signal.Signals(number)
+        if self._told is not None:
+            self._end(CODES[found])
+            return
+        self._stop(found, self._noticed or found.name)
+        if self._may_leave:
+            self._may_leave = False
+            self.check()
+
+    def _stop(self, number: signal.Signals, reason: str) -> None:
+        self._told = number, reason
+        self._say(f"stopping ({reason}): the run saves at its next safe point, at most {self._grace_s:g} s from now; again: at once")
+        threading.Thread(target=self._count_down, name="crl-grace", daemon=True).start()
+
+    def _count_down(self) -> None:
+        if not self._over.wait(self._grace_s):
+            self._say(f"no safe point within run.preempt_grace_s={self._grace_s:g}: ended without saving; older checkpoints are whole")
+            assert self._told is not None
+            self._end(CODES[self._told[0]])
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._noticed = next(filter(None, (notice() for notice in self._notices)), "")
+            if self._told is not None or not self._noticed:
+                continue
+            if self._before:  # as if it were the signal, so that it interrupts a wait of the main thread
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                self._stop(signal.SIGTERM, self._noticed)
+            return
+
+
+class _Abandonable:
+    def __init__(self, stop: Preemption) -> None:
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        self._stop._may_leave = True
+        try:
+            self._stop.check()
+        except Preempted:
+            self._stop._may_leave = False
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._stop._may_leave = False
+
+
+def _tell(text: str) -> None:
+    os.write(2, f"crl: {text}\n".encode())  # a handler may run in the middle of a write to ``sys.stderr``, which takes no other then

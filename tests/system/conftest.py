@@ -1,0 +1,14 @@
+"""One whole smoke run for all tests that look at one."""
+
+import pytest
+from smoke_runs import DEADLINE_S, command, start
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder, the process id and the output of a run that was left alone."""
+    folder = tmp_path_factory.mktemp("runs")
+    log = folder / "log.txt"
+    process = start(command(folder), log)
+    assert process.wait(DEADLINE_S) == 0, log.read_text()
+    return folder, process.pid, log.read_text()
