@@ -42,9 +42,9 @@ def test_a_signal_is_heard_at_the_next_safe_point_and_has_its_exit_code(number: 
 
 def test_work_that_may_be_abandoned_is_left_in_the_middle_of_a_wait() -> None:
     began = time.monotonic()
-    with stopper() as stop, pytest.raises(Preempted):
+    with stopper() as stop:
         threading.Timer(0.05, told, [signal.SIGTERM]).start()
-        with stop.abandonable():
+        with pytest.raises(Preempted), stop.abandonable():
             threading.Event().wait(WAIT_S)
     assert time.monotonic() - began < WAIT_S / 2
 
@@ -91,7 +91,7 @@ def test_a_notice_of_the_machine_is_as_sigterm_and_one_of_an_earlier_time_is_non
         time.sleep(0.1)
         stop.check()
         threading.Timer(0.05, notice.write_text, ["terminating"]).start()
-        with pytest.raises(Preempted, match="the file .*notice") as stopped, stop.abandonable():
+        with pytest.raises(Preempted, match=r"the file .*notice") as stopped, stop.abandonable():
             threading.Event().wait(WAIT_S)
     assert stopped.value.exit_code == 75
 

@@ -1,13 +1,14 @@
 """Which checkpoints are worth keeping: the newest, and the best by a metric.
 
 Owns: the rule, and reading the metrics that checkpoints carry (record ``run``, key ``metrics``). Promises: the newest whole checkpoint is
-never deleted; one without the metric, or with a value that is no finite number, is never among the best; of equals the newer is better.
-Does not: measure anything.
+never deleted; a damaged one, one without the metric, or with a value that is no finite number, is never among the best; of equals the
+newer is better. Does not: measure anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -45,7 +46,8 @@ def best(root: pathlib.Path, keep: Keep) -> list[int]:
     sign = 1 if keep.lowest else -1
     values = {step: metrics_of(root, step).get(keep.metric, math.nan) for step in store.committed(root)}
     ranked = sorted((sign * value, -step) for step, value in values.items() if math.isfinite(value))
-    return [-step for _, step in ranked[: keep.best]]
+    whole = (-step for _, step in ranked if store.is_whole(root, -step))
+    return list(itertools.islice(whole, keep.best))
 
 
 def doomed(root: pathlib.Path, keep: Keep) -> list[int]:

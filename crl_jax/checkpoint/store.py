@@ -151,9 +151,8 @@ def to_prune(root: pathlib.Path, keep_last: int, *, keep: Collection[int] = ()) 
     complete = committed(root)
     if not complete:
         return []
-    spared = {*complete[-keep_last:], *keep}
-    if not any(is_whole(root, step) for step in sorted(spared & {*complete}, reverse=True)):
-        spared |= set(next(([step] for step in reversed(complete) if is_whole(root, step)), []))
+    whole = next((step for step in reversed(complete) if is_whole(root, step)), complete[-1])
+    spared = {whole, *complete[-keep_last:], *keep}
     stale = [step for step in _steps(root) if step not in complete and step < complete[-1]]
     return sorted([*(step for step in complete if step not in spared), *stale])
 

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 class Carry(NamedTuple):
     """``generations`` is the number in the newest generation's id (None: not known), ``too_long_in_row`` and ``longest`` as in
-    `ExtractorCalls`, ``redundancy`` as it was last measured, by namespace."""
+    `ExtractorCalls`, ``redundancy`` as it was last measured, by namespace,
+    ``log_row`` the number of the store's newest log row."""
 
     generations: int | None = None
     too_long_in_row: int = 0
     longest: tuple[int, int] = (0, 0)
     redundancy: dict[str, float] = {}  # noqa: RUF012  (never changed)
+    log_row: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
@@ -30,10 +32,11 @@ class Carry(NamedTuple):
             return Carry()
         try:
             generations, in_row, (shortest, whole) = saved["generations"], saved["too_long_in_row"], saved["longest"]
+            log_row = saved["log_row"]
             redundancy = {str(name): float(share) for name, share in saved["redundancy"].items()}
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(f"this is no saved state of a manager ({type(error).__name__}: {error})") from error
-        numbers = [in_row, shortest, whole, *([] if generations is None else [generations])]
+        numbers = [in_row, shortest, whole, log_row, *([] if generations is None else [generations])]
         if not all(type(n) is int and 0 <= n < 2**62 for n in numbers) or not all(map(math.isfinite, redundancy.values())):
             raise ValueError(f"this is no saved state of a manager: {saved!r:.200}")
-        return Carry(generations, in_row, (shortest, whole), redundancy)
+        return Carry(generations, in_row, (shortest, whole), redundancy, log_row)

@@ -35,7 +35,7 @@ from crl_jax.experience.reader import Reader, Shown
 from crl_jax.experience.recover import snapshot
 from crl_jax.experience.reward import credits_of
 from crl_jax.experience.store import Store, StoreDamaged
-from crl_jax.experience.store_rows import abandon_generations, generation_ids
+from crl_jax.experience.store_rows import abandon_generations, generation_ids, newest_row
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.transfer import lifts
 from crl_jax.experience.writer import Writer
@@ -266,7 +266,8 @@ class ExperienceManager:
         await self._thread.run(self._store.save_buffer, data)
         await self._thread.run(snapshot, self._store, keep=self._o.snapshots)
         calls, editor = self._calls, self._editor
-        carry = Carry(editor.generations, calls.too_long_in_row, calls.longest, dict(editor.redundancy))
+        row = self._store.read(newest_row)
+        carry = Carry(editor.generations, calls.too_long_in_row, calls.longest, dict(editor.redundancy), row)
         return {"revision": self.state.revision, "step": self.step, "buffer": data, "carry": carry.to_json()}
 
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True, **kept: Any) -> None:
@@ -281,7 +282,7 @@ class ExperienceManager:
         revision, carry = int(saved["revision"]), Carry.from_json(saved.get("carry"))
         if rewind:
             undo = functools.partial(_undo, carry.generations, str(saved["buffer"]), kept.get("also"))
-            await self._thread.run_within(LOAD_S, self._writer.rewind, revision, also=undo)
+            await self._thread.run_within(LOAD_S, self._writer.rewind, revision, log_row=carry.log_row, also=undo)
             if carry.generations is not None:
                 self._editor.generations = carry.generations
         elif self.state.revision < revision:

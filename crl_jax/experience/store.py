@@ -172,16 +172,17 @@ class Store:
         with self._lock, self._transaction() as db:
             db.execute("DELETE FROM requests WHERE number <= (SELECT coalesce(max(number), 0) FROM requests) - ?", (keep,))
 
-    def rewind(self, revision: int, *, also: Callable[[sqlite3.Connection], None] | None = None) -> BankState:
-        """Make ``revision`` the current state again and return it. Later log rows stay, marked abandoned; generations stay
-        (``also`` may mark them).
+    def rewind(self, revision: int, *, log_row: int = 0, also: Callable[[sqlite3.Connection], None] | None = None) -> BankState:
+        """Make ``revision`` the current state again and return it. Later log rows stay, marked abandoned; generations stay (``also`` may
+        mark them). ``log_row`` was the newest row then: of the rows that changed nothing since, it tells which came before.
 
         Used on resume: a checkpoint names the revision it belongs to. Raises ValueError if the store never was at ``revision``, or was
         compacted beyond it.
         """
         with self._lock, self._transaction() as db:
             state = rows.replay(db, revision)
-            db.execute("UPDATE ops SET abandoned=1 WHERE base_revision>=? AND abandoned=0", (revision,))
+            later = "base_revision>:at OR (base_revision=:at AND (revision>:at OR seq>:row))"
+            db.execute(f"UPDATE ops SET abandoned=1 WHERE abandoned=0 AND ({later})", {"at": revision, "row": log_row})
             db.execute("DELETE FROM embeddings WHERE id IN (SELECT id FROM entries WHERE created_revision>?)", (revision,))
             db.execute("DELETE FROM entries WHERE created_revision>?", (revision,))
             db.execute("UPDATE entries SET retired_revision=NULL WHERE retired_revision>?", (revision,))

@@ -235,6 +235,11 @@ def abandon_generations(db: sqlite3.Connection, after: int) -> None:
     db.execute(f"UPDATE generations SET id = id || '~' || ? WHERE {where}", (mark, after))
 
 
+def newest_row(db: sqlite3.Connection) -> int:
+    """The number of the log's last row; 0 without one."""
+    return int(db.execute("SELECT coalesce(max(seq), 0) FROM ops").fetchone()[0])
+
+
 @decoding("a row of the log")
 def newest_step(db: sqlite3.Connection) -> int:
     """The latest training step in the log, 0 without one."""

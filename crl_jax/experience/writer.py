@@ -91,15 +91,15 @@ class Writer:
         counted; what still has none stays in the bank and is counted as ``unsearchable``."""
         self._adopt(self._store.load())
 
-    def rewind(self, revision: int, *, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
-        """Back to a revision of the past (resume from a checkpoint): store, state and a new index; later snapshots go."""
+    def rewind(self, revision: int, *, log_row: int = 0, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
+        """Back to a revision of the past (resume from a checkpoint; `Store.rewind`): store, state and a new index; later snapshots go."""
 
         def finish(db: sqlite3.Connection) -> None:
             if also is not None:
                 also(db)
             forget_snapshots(self._store, after=revision)  # before the commit: a kill after it would leave them for good
 
-        self._adopt(self._store.rewind(revision, also=finish))
+        self._adopt(self._store.rewind(revision, log_row=log_row, also=finish))
 
     def _adopt(self, state: BankState) -> None:
         stored, _ = self._store.vectors(fingerprint=self._embedder.fingerprint, dim=self._embedder.dim)

@@ -31,7 +31,7 @@ class Totals:
         before, saved = self._before, self._saved
         totals = {name: before.get(name, 0) + now.get(name, 0) for name in {**before, **now}}
         self.newest = {name: n for name, n in totals.items() if n or name in saved or not before.get(name)}  # others: only of the start
-        return {**metrics, **self.newest}
+        return {name: value for name, value in metrics.items() if name not in now} | self.newest
 
     def go_on(self, saved: Mapping[str, float], metrics: Mapping[str, Any]) -> None:
         """From now on counters go on from ``saved``; ``metrics`` is what this process has counted until now, for nothing."""
