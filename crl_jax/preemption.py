@@ -76,6 +76,7 @@ class Preemption:
         self._told: tuple[signal.Signals, str] | None = None
         self._noticed = ""
         self._may_leave = False
+        self.saved = False  # set by who saves
         self._over = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -129,7 +130,8 @@ class Preemption:
 
     def _count_down(self) -> None:
         if not self._over.wait(self._grace_s):
-            self._say(f"no safe point within run.preempt_grace_s={self._grace_s:g}: ended without saving; older checkpoints are whole")
+            what = "saved, but not closed" if self.saved else "no safe point, so ended without saving"
+            self._say(f"{what} within run.preempt_grace_s={self._grace_s:g}; complete checkpoints are whole: add --resume to go on")
             assert self._told is not None
             self._end(CODES[self._told[0]])
 

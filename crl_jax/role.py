@@ -158,4 +158,6 @@ class Role:
     def restore(self, state: LearnerState, version: int) -> None:
         """Continue from a saved state and serve its weights under the saved version."""
         self.state, self.version = jax.device_put(state, self.shardings), version
-        self.published = self.publisher.publish(self.state.params, version)
+        brought = self.publisher.publish(self.state.params, version)
+        if version:  # before the first publish of a run its record is empty, also in a process that resumes there
+            self.published = brought

@@ -72,7 +72,9 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
         except Preempted as stopped:
             admission.give_up()
             extractor.settle()  # what is saved must not change meanwhile
-            raise stopped.after(save_at_once(run), run.folder) from None
+            step = save_at_once(run)
+            stop.saved = True
+            raise stopped.after(step, run.folder) from None
         return run.folder
 
 

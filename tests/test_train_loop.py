@@ -35,6 +35,7 @@ class Toy:
         self.collect_deadline_s = 30.0
         self.played: list[int] = []
         self.fed: list[int] = []
+        self.error: Preempted | None = None
 
     clock = staticmethod(lambda: 0.0)
 
@@ -81,7 +82,6 @@ def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(train, "_collect", collect)
         monkeypatch.setattr(build, "open_run", lambda config, resume: Opened())
-        made.error = None
         try:
             train.train(made.config, resume=resume, out=lambda text: None)
         except Preempted as error:
