@@ -12,6 +12,7 @@ import os
 import pathlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ Notice = Callable[[], str]
 """Asked about once a second, in a thread: empty, or why the run has to end."""
 
 CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
+_ONE_EVENT_S = 2.0  # a terminal's SIGINT and the SIGTERM of who started the run come together
 
 
 class Preempted(UserError):
@@ -75,6 +77,7 @@ class Preemption:
         self._say, self._end = say or _tell, end
         self._told: tuple[signal.Signals, str] | None = None
         self._noticed = ""
+        self._since = 0.0  # when it was told
         self._may_leave = False
         self.saved = False  # set by who saves
         self._over = threading.Event()
@@ -116,7 +119,9 @@ class Preemption:
         del frame
         found = signal.Signals(number)
         if self._told is not None:
-            self._end(CODES[found])
+            twice = found is self._told[0] or time.monotonic() - self._since > _ONE_EVENT_S
+            if twice:
+                self._end(CODES[found])
             return
         self._stop(found, self._noticed or found.name)
         if self._may_leave:
@@ -124,7 +129,7 @@ class Preemption:
             self.check()
 
     def _stop(self, number: signal.Signals, reason: str) -> None:
-        self._told = number, reason
+        self._told, self._since = (number, reason), time.monotonic()
         self._say(f"stopping ({reason}): the run saves at its next safe point, at most {self._grace_s:g} s from now; again: at once")
         threading.Thread(target=self._count_down, name="crl-grace", daemon=True).start()
 

@@ -48,6 +48,7 @@ def save_run(run: Run) -> None:
             "method": run.config.run.method,
             "seed": run.config.run.seed,
             "adapters": {name: adapters_of(run.config, name) for name in roles},
+            "gate": None if run.collector.gate is None else run.collector.gate.carry(),
             "totals": run.totals.newest,
             "metrics": run.scores,
         }
@@ -104,6 +105,8 @@ def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
     if run.manager is not None:
         bank = found.records["bank"]
         run.shell.call(run.manager.restore(bank, rewind=run.config.run.sync), run.collect_deadline_s, "restoring the bank")
+    if run.collector.gate is not None and saved.get("gate"):
+        run.collector.gate.go_on(saved["gate"])
     counters = RunCounters(**saved["counters"])
     run.extractor_updates = counters.extractor_updates
     run.trackers.rewind(counters.step)

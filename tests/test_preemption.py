@@ -62,7 +62,9 @@ def test_once_told_nothing_that_may_be_abandoned_begins() -> None:
 def test_a_second_signal_ends_the_process_at_once() -> None:
     ended: list[int] = []
     with stopper(end=ended.append) as stop:
-        told(signal.SIGTERM)
+        told(signal.SIGINT)
+        told(signal.SIGTERM)  # of the same event: who started the run passes a Ctrl-C on like this
+        assert ended == []
         told(signal.SIGINT)
         assert ended == [130]
         assert stop.asked

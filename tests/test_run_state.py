@@ -58,7 +58,7 @@ def test_R15_adapters_are_not_put_on_other_weights(override: str, message: str, 
     saved = {"counters": {"step": 1}, "versions": versions, "method": before.run.method, "seed": before.run.seed, "adapters": adapters}
     save(tmp_path / "checkpoints", 1, {name: {"w": np.zeros(1)} for name in roles}, {"run": saved})
 
-    unused = {"totals": Totals(), "counted": dict, "trackers": FanOut(())}
+    unused = {"totals": Totals(), "counted": dict, "trackers": FanOut(()), "collector": types.SimpleNamespace(gate=None)}
 
     def restore(config: object) -> RunCounters:
         fake = {name: types.SimpleNamespace(name=name, state={"w": np.zeros(1)}, restore=lambda state, version: None) for name in roles}

@@ -32,6 +32,7 @@ class Toy:
         self.saver = Saver(folder / "checkpoints", Keep(5))
         self.trackers, self.totals, self.profiler = FanOut(()), Totals(), types.SimpleNamespace(before=lambda step: None)
         self.counters, self.extractor_updates, self.scores = RunCounters(), 0, {}
+        self.collector = types.SimpleNamespace(gate=None)
         self.collect_deadline_s = 30.0
         self.played: list[int] = []
         self.fed: list[int] = []

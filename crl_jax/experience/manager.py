@@ -299,8 +299,8 @@ class ExperienceManager:
     async def restart(self, *, rewind: bool = True) -> None:
         """Begin at step 0 where no `checkpoint` was made: an empty training buffer and, with ``rewind``, the bank as the run found it."""
         empty = json.dumps({"waiting": [], "trained": [], "counts": {}})
-        began, generations = await self._thread.run(self._store.run_began)
-        carry = Carry(generations).to_json()
+        began, generations, row = await self._thread.run(self._store.run_began)
+        carry = Carry(generations, log_row=row).to_json()
         await self.restore({"revision": began, "step": 0, "buffer": empty, "carry": carry}, rewind=rewind)
 
     def stats(self) -> dict[str, float]:

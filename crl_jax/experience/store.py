@@ -197,13 +197,15 @@ class Store:
     def begin_run(self) -> None:
         """A run begins, or goes on, on this store: what is there the first time (lessons it was seeded with) is not of its making."""
         with self._lock, self._transaction() as db:
-            began = {"run_began": _revision(db), "run_began_generation": rows.newest_generation(db)}
+            began = {"run_began": _revision(db), "run_began_generation": rows.newest_generation(db), "run_began_row": rows.newest_row(db)}
             db.executemany("INSERT OR IGNORE INTO meta VALUES (?,?)", [(name, str(n)) for name, n in began.items()])
 
-    def run_began(self) -> tuple[int, int]:
-        """The revision at which the run of this store began, and the number of its newest generation then; (0, 0) if none said so."""
+    def run_began(self) -> tuple[int, int, int]:
+        """The revision at which the run of this store began, and the numbers of its newest generation and log row then; 0 if none said
+        so."""
         found = dict(self.read(lambda db: db.execute("SELECT key, value FROM meta WHERE key LIKE 'run_began%'").fetchall()))
-        return int(found.get("run_began", 0)), int(found.get("run_began_generation", 0))
+        revision, generation, row = (int(found.get(f"run_began{what}", 0)) for what in ("", "_generation", "_row"))
+        return revision, generation, row
 
     def backup(self, target: pathlib.Path) -> None:
         """A whole copy at ``target``, which appears only when it is complete. Raises StoreError if the disk refuses."""

@@ -102,6 +102,14 @@ class Gate:
             f"actor.max_length {self._sampler.max_length}: set actor.max_length to {needed} or more, or actor.gate.max_new_tokens lower"
         )
 
+    def carry(self) -> list[int]:
+        """The tally of long questions, for a checkpoint."""
+        return [self._too_long_in_row, self._longest]
+
+    def go_on(self, carried: Sequence[int]) -> None:
+        """Take up a tally of `carry`."""
+        self._too_long_in_row, self._longest = carried
+
     def stats(self) -> dict[str, float]:
         """The counters; ``seconds`` is the time episodes waited before they could begin, summed over episodes."""
         return {**self.counts, "seconds": self.seconds}

@@ -199,6 +199,13 @@ def test_a_batch_none_of_whose_questions_fit_is_an_error_that_names_the_length()
     assert actor.asked == []
 
 
+def test_the_tally_of_questions_that_do_not_fit_goes_on_in_another_process():
+    before, after = (Gate(None, None, None, None) for _ in range(2))  # type: ignore[arg-type]
+    before._too_long_in_row, before._longest = 3, 99
+    after.go_on(before.carry())
+    assert after.carry() == [3, 99]
+
+
 def test_questions_of_an_evaluation_that_do_not_fit_stop_no_training():
     bank, actor = Bank(), Actor(lambda prompt: ACCEPT)
     actor.max_length = 120
