@@ -39,7 +39,7 @@ class RunCounters:
 
 def save_run(run: Run) -> None:
     """Begin to write the checkpoint of the finished steps; raises OSError when the disk refused the one before (``Saver.save``)."""
-    counters = run.counters
+    counters = dataclasses.replace(run.counters, extractor_updates=run.extractor_updates)  # one may have ended after the step
     roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
     records: dict[str, Any] = {
         "run": {

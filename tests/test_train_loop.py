@@ -61,7 +61,7 @@ def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(train, "evaluate", lambda run, step: {"eval/known/with/sampled": step / 10})
     monkeypatch.setattr(train, "show_text", lambda *_: None)
     monkeypatch.setattr(train, "progress_line", lambda *_: "")
-    for name in ("_rollout_metrics", "_learn_actor", "_learn_extractor"):
+    for name in ("_rollout_metrics", "_learn_actor"):
         monkeypatch.setattr(train, name, lambda *_: {})
 
     def run(*overrides: str, at=None, resume: bool = False) -> Toy:
