@@ -43,7 +43,7 @@ def test_what_a_seed_fixes_is_told_from_time_and_from_how_work_was_batched() -> 
         "rollout_x/turns": 6,
     }
     other = ("step_s", "phase_s/collect", "rollout/collect_s", "host/peak_rss_gib", "bank/search_sizes_to_4", "serve/actor/busy_s")
-    other += ("serve/extractor/extend_dispatches", "publish/actor/seconds", "checkpoint/waits", "env/made")
+    other += ("serve/extractor/extend_dispatches", "publish/actor/seconds", "checkpoint/waits", "env/made", "env/memory_mib")
     assert exact(fixed | dict.fromkeys(other, 0)) == fixed
 
 
