@@ -12,7 +12,7 @@ from typing import Any
 
 _TIME = r"step_s|.*_s|phase_s/.*|.*/seconds|rollout/tokens_per_s|host/.*|.*memory.*|.*_[mg]ib"
 _SAVING = r"checkpoint/.*"  # a run that was killed while it saved has saved once more
-_PROCESSES = r"env/(messages|made|reused)"  # of the environments' worker processes
+_PROCESSES = r"env/(messages|made|reused|restarts|drained)"  # of the environments' worker processes
 _SEARCH = r"bank/(search_.*|embed_calls|cache_hits|cache_misses|index_dead|vectors_repaired)"  # which queries were searched together
 _ENGINE = (  # which requests were computed together, what a slot held of the one before, when the engine looked at its inbox
     r"serve/\w+/(prefilled_tokens|recomputed_tokens|shared_tokens|restored_tokens|offloads|evictions|\w*dispatches|free_slots"
