@@ -67,7 +67,7 @@ def spec(name: str, **options: Any) -> EnvSpec:
         namespace="webshop",
         actions=(),
         max_turns=chosen.max_turns,
-        system_prompt=system_prompt("webshop", chosen.style, chosen.grammar, (), chosen.max_turns, example="click[buy now]"),
+        system_prompt=system_prompt("webshop", chosen.style, chosen.grammar, (), chosen.max_turns, example="search[red cotton shirt]"),
     )
 
 

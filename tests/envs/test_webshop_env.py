@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 import subprocess
 import sys
 import time
@@ -287,7 +288,14 @@ def test_the_system_prompt_tells_the_syntax(style, grammar):
     assert spec.actions == ()
     assert spec.max_turns == 15
     assert all(word in spec.system_prompt for word in ("search[", "click[buy now]", "15 turns"))
-    assert ("<action>click[buy now]</action>" in spec.system_prompt) == (grammar == "tagged")
+    assert ("<action>search[red cotton shirt]</action>" in spec.system_prompt) == (grammar == "tagged")
+
+
+def test_the_example_of_the_system_prompt_can_be_said_first():
+    example = re.findall(r"<action>.*?</action>", registry.spec("webshop/shop").system_prompt)[-1]
+    env = make(grammar="tagged")
+    env.reset(0, TASK)
+    assert env.step(example).valid
 
 
 def test_random_play_never_raises_and_closing_twice_is_fine():
