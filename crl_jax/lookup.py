@@ -103,7 +103,13 @@ def _env_settings(config: Config, part: str, chosen: TaskSetConfig, names: set[s
     options = {"style": chosen.style, "grammar": config.env.action_format, "max_turns": chosen.max_turns, **chosen.options}
     with _about(key):
         specs = {name: registry.spec(name, **options) for name in sorted(names)}
-    return {name: EnvSettings(options, chosen.max_turns, spec.system_prompt, part, spec.call_timeout_s) for name, spec in specs.items()}
+    how = {"options": options, "max_turns": chosen.max_turns, "part": part}
+    return {
+        name: EnvSettings(
+            **how, timeout_reward=spec.timeout_reward, system_prompt=spec.system_prompt, call_timeout_s=spec.call_timeout_s
+        )
+        for name, spec in specs.items()
+    }
 
 
 def actor_prompts(variant: str) -> ActorPrompts:

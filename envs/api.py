@@ -69,6 +69,7 @@ class EnvSpec:
     max_turns: int
     system_prompt: str
     call_timeout_s: float = 0.0  # how long one call may take, where that is long; 0: as the run says
+    timeout_reward: float = 0.0  # of an episode that is cut off without success: by the turns, or by whoever plays it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ class Plan:
     task: Task
     sampling: SamplingParams  # its seed is replaced at every turn
     max_turns: int
+    timeout_reward: float = 0.0  # added when the episode is cut off here, where the environment did not count it as its own last turn
     system: str = ""  # the environment's own system prompt, where the prompt texts have ``{env}``
     lessons: tuple[tuple[str, str], ...] = ()  # (experience id, text), guided only
     ask_uses: int = 0  # how often this episode may ask the bank; 0 outside the guided half
@@ -171,14 +172,14 @@ class _Play:
         while True:
             self._message(role, observation, provenance)
             if len(self.log) + self.plan.sampling.max_new_tokens > self.sampler.max_length:
-                return self.finish(Status.TRUNCATED, success=False, reward=reward, final=observation)
+                return self._cut(reward, observation)
             reply, span = await self._reply()
             query = self._ask_query(reply)
             if query is not None:
                 self.turns.append(Turn(observation, reply, span, tool=True))
                 role, provenance, observation = "tool", Provenance.TOOL_RESULT, await self._answer(query)
                 if len(self.turns) >= self.plan.max_turns:
-                    return self.finish(Status.TRUNCATED, success=False, reward=reward, final=observation)
+                    return self._cut(reward, observation)
                 continue
             step = await env.step(reply)
             if not math.isfinite(step.reward):
@@ -188,8 +189,14 @@ class _Play:
             role, provenance, observation = "user", Provenance.OBSERVATION, step.observation
             if step.terminated:
                 return self.finish(Status.TERMINATED, success=step.success, reward=reward, final=observation)
-            if step.truncated or len(self.turns) >= self.plan.max_turns:
+            if step.truncated:
                 return self.finish(Status.TRUNCATED, success=step.success, reward=reward, final=observation)
+            if len(self.turns) >= self.plan.max_turns:  # questions took turns that the environment has not seen
+                return self._cut(reward, observation)
+
+    def _cut(self, reward: float, final: str) -> Episode:
+        """The end by a limit that the environment does not know; it is worth what the environment's own limit is."""
+        return self.finish(Status.TRUNCATED, success=False, reward=reward + self.plan.timeout_reward, final=final)
 
     def finish(self, status: Status, *, success: bool, reward: float | None, final: str) -> Episode:
         plan = self.plan

@@ -44,6 +44,7 @@ class EnvSettings:
 
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of its constructor
     max_turns: int = 30
+    timeout_reward: float = 0.0  # see ``EnvSpec``
     system_prompt: str = ""
     part: str = ""  # of the mixture it belongs to
     call_timeout_s: float = 0.0  # how long one call may take, where that is long; 0: as the run says
@@ -133,6 +134,7 @@ class Collector:
             task=task,
             sampling=dataclasses.replace(sampling, seed=derive_seed(sampling.seed, episode)),
             max_turns=self.settings.envs[task.env].max_turns,
+            timeout_reward=self.settings.envs[task.env].timeout_reward,
             system=self.settings.envs[task.env].system_prompt,
             lessons=tuple(lessons),
             ask_uses=uses if condition is Condition.GUIDED else 0,

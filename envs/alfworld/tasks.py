@@ -68,6 +68,7 @@ def spec(name: str, **options: Any) -> EnvSpec:
         actions=(),
         max_turns=chosen.max_turns,
         system_prompt=system_prompt("alfworld", chosen.style, chosen.grammar, (), chosen.max_turns, example=_EXAMPLE),
+        timeout_reward=Household.timeout_reward,
     )
 
 

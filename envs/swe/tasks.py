@@ -2,7 +2,7 @@
 
 Owns: the environment ``swe/repair`` (its task ids are instance ids) and its options:
     style      "full" or "compact" system prompt
-    grammar    "tool": calls in function tags, see ``calls``
+    grammar    "tagged": calls in function tags, see ``calls``
     max_turns  turns before the state is graded as it is
     command_s  seconds before a command is stopped
     episode_s  seconds that all commands of an episode may take together
@@ -35,7 +35,7 @@ class Options:
     """Options of one environment; every field may be given to ``make`` and ``spec``."""
 
     style: Style = "full"
-    grammar: Literal["tool"] = "tool"
+    grammar: Literal["tagged"] = "tagged"
     max_turns: int = 50
     command_s: int = 30
     episode_s: int = 1800

@@ -97,3 +97,15 @@ def test_an_environment_that_is_kept_back_can_be_named() -> None:
     found = lookup.run_tasks(parse_text("env: {names: [dungeon/velvet_well]}"))
     assert {goal.env for goal in found.stream.goals} == {"dungeon/velvet_well"}
     assert set(found.eval_sets) == {"known"}
+
+
+def test_repair_tasks_can_be_trained_on_and_have_time_for_a_call() -> None:
+    found = lookup.run_tasks(parse_text("env: {names: [swe/repair], style: full, action_format: tagged}"))
+    assert {goal.namespace for goal in found.stream.goals} == {"swe"}
+    assert found.envs["swe/repair"].options["grammar"] == "tagged"
+    assert found.envs["swe/repair"].call_timeout_s >= 150
+
+
+def test_what_a_lost_episode_is_worth_reaches_the_collector() -> None:
+    found = lookup.run_tasks(parse_text("env: {family: alfworld, style: full, action_format: tagged}"))
+    assert {settings.timeout_reward for settings in found.envs.values()} == {-1.0}

@@ -278,6 +278,22 @@ def test_context_limit_truncates_instead_of_failing():
     assert len(episode.turns) == 1
 
 
+@pytest.mark.parametrize("limit", ["context", "question", "turns after a question"])
+def test_an_episode_that_is_cut_off_here_is_worth_what_one_is_that_the_environment_ends(limit):
+    """Else running into the context limit, or asking until the turns are over, would pay where a loss costs a point."""
+    replies = {"context": [[13]] * 3, "question": [[13], ASKED], "turns after a question": [ASKED, [13]]}[limit]
+    sampler = Scripted(replies)
+    sampler.max_length = 16 if limit == "context" else 200
+    cut = plan(Condition.GUIDED, ask_uses=1, max_turns=4 if limit == "context" else 2, timeout_reward=-1.0)
+    episode = run(cut, ToyEnv(Step("obs"), Step("obs")), sampler, ask=_answer)
+    assert (episode.status, episode.reward, episode.success) == (Status.TRUNCATED, -1.0, False)
+
+
+def test_the_environments_own_last_turn_is_not_charged_twice():
+    episode = run(plan(max_turns=1, timeout_reward=-1.0), ToyEnv(Step("obs", reward=-1.0, truncated=True)), Scripted([[13]]))
+    assert (episode.status, episode.reward) == (Status.TRUNCATED, -1.0)
+
+
 def test_S08_every_turn_and_episode_has_its_own_seed_and_it_is_reproducible():
     def seeds(episode_id):
         sampler = Scripted([[13], [13]])
