@@ -1,9 +1,8 @@
 """The collector: whole groups of episodes, guided and free, many at once.
 
 Owns: which members of a group are guided (by id, never by position in a result list), retrieval at episode start, and the pool of
-environment leases. Promises: a batch is complete or raises, and
-one in which nobody could begin raises; free episodes never touch the bank; evaluation reads the bank without
-counting. Does not: learn, or decide when to start (admission is the caller's).
+environment leases. Promises: a batch is complete or raises, and one in which nobody could begin raises; an environment that cannot be lent
+fails its own episodes only; free episodes never touch the bank; evaluation reads the bank without counting. Does not: learn, or decide when to start (admission is the caller's).
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Collector:
         )
 
     async def _play(self, plans: Sequence[Plan], ask: Ask | None, *, count: bool = True) -> list[Episode]:
-        refused: list[Quarantined] = []
+        refused: list[EnvError] = []
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(self._episode(plan, ask, count, refused)) for plan in plans]
@@ -158,12 +157,12 @@ class Collector:
             )
         return episodes
 
-    async def _episode(self, plan: Plan, ask: Ask | None, count: bool, refused: list[Quarantined]) -> Episode:
+    async def _episode(self, plan: Plan, ask: Ask | None, count: bool, refused: list[EnvError]) -> Episode:
         if self.gate is not None:
             plan = await self.gate.judge(plan, count=count)  # before the environment is taken: others can use it meanwhile
         try:
             lease = await self._lease(plan.task.env)
-        except Quarantined as refusal:  # it fails its own episodes only: the others of the batch go on
+        except EnvError as refusal:  # it fails its own episodes only: the others of the batch go on
             refused.append(refusal)
             lease = _Refused(refusal)
         try:
@@ -178,14 +177,16 @@ class Collector:
         options = self.settings.envs[env].options
         try:
             return await self.pool.lease(env, options)
+        except Quarantined:
+            raise
         except EnvError:
             return await self.pool.lease(env, options)
 
 
 class _Refused:
-    """In the place of an environment in quarantine."""
+    """In the place of an environment that is in quarantine or could not be made."""
 
-    def __init__(self, refusal: Quarantined):
+    def __init__(self, refusal: EnvError):
         self._refusal = refusal
 
     async def reset(self, seed: int, task: str = "") -> Observation:

@@ -53,11 +53,12 @@ def test_an_environment_that_cannot_be_made_ends_the_batch_with_its_own_error(mo
         play(Pool(*[EnvError("no such level")] * 8), monkeypatch)
 
 
-def test_N02_an_environment_in_quarantine_fails_its_own_episodes_until_there_is_no_other(monkeypatch):
+@pytest.mark.parametrize("error", [Quarantined, EnvError])
+def test_N02_an_environment_that_is_not_lent_fails_its_own_episodes_until_there_is_no_other(monkeypatch, error):
     class Sick(Pool):
         async def lease(self, env, options):
             if env in self.errors:
-                raise Quarantined(f"environment {env} is in quarantine")
+                raise error(f"environment {env} is in quarantine")
             return types.SimpleNamespace(release=lambda: asyncio.sleep(0))
 
     assert [len(group.episodes) for group in play(Sick(ENVS[0]), monkeypatch)] == [2, 2]
