@@ -10,7 +10,7 @@ Does not: score anything.
 
 The split: of the original's goals the first 500 are held out, the next 1,000 are for development (in neither split) and the rest is for
 training; where there are no more than 1,500, which the original does not split, the first fifth is held out. Generated goals are split by
-product, so that what is bought in a held-out goal is never the target of a training goal.
+the kind of product (bath towels, gel pens), so that no held-out instruction, and nothing nearly like it, is a training one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from envs.webshop.products import ATTRIBUTES, PEOPLE, Files, Product, broken
 Kind = Literal["human", "template"]
 NO_BOUND = 1_000_000.0
 HELDOUT, DEVELOPMENT = 500, 1000  # of the original's goals
-SHARE = 0.15  # of the generated products held out
+SHARE = 0.15  # of the kinds of generated products held out, about
 _SHUFFLE = 233
 
 
@@ -64,8 +64,8 @@ def members(found: tuple[Goal, ...], split: Split, source: str) -> list[int]:
     """The numbers of the goals in a split (see the module's docstring)."""
     heldout = split == "heldout"
     if source == "generated":
-        kept = {asin: Draw("split", asin).chance(SHARE) for asin in dict.fromkeys(goal.product.asin for goal in found)}
-        return [number for number, goal in enumerate(found) if kept[goal.product.asin] == heldout]
+        kept = {kind: Draw("split", kind).chance(SHARE) for kind in dict.fromkeys(goal.product.query for goal in found)}
+        return [number for number, goal in enumerate(found) if kept[goal.product.query] == heldout]
     if len(found) <= HELDOUT + DEVELOPMENT:
         fifth = len(found) // 5
         return list(range(fifth) if heldout else range(fifth, len(found)))

@@ -114,13 +114,14 @@ def test_near_misses_make_every_part_of_the_reward_matter(files, stock):
     assert fails["r_option"] > 0.6 * with_options
 
 
-def test_held_out_products_are_never_a_training_target(files, stock):
+def test_held_out_goals_are_of_other_kinds_than_training_ones_and_never_said_alike(files, stock):
     for kind in ("human", "template"):
         found = goals.goals(files, stock, kind)
         train, heldout = (goals.members(found, split, "generated") for split in ("train", "heldout"))
         assert sorted(train + heldout) == list(range(len(found)))
         assert len(heldout) >= 100
-        assert not {found[n].product.asin for n in train} & {found[n].product.asin for n in heldout}
+        assert not {found[n].product.query for n in train} & {found[n].product.query for n in heldout}
+        assert not {found[n].instruction for n in train} & {found[n].instruction for n in heldout}
 
 
 def test_the_originals_goals_are_split_by_their_place_after_the_shuffle(found):
