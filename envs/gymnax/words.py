@@ -29,12 +29,13 @@ def four_rooms(observations: Int[np.ndarray, "n 4"]) -> list[str]:
 
 
 def meta_maze(observations: Float[np.ndarray, "n 15"]) -> list[str]:
-    """The squares around you that are open. Neither your place nor the goal can be seen."""
+    """The squares around you that are open, until you step on the goal; neither your place nor the goal can be seen. In the observation
+    of that step gymnax has moved you on to another square: what is open there is not told."""
     open_sides = observations[:, [1, 5, 7, 3]] == 0  # of the 3 by 3 squares, row by row, those to the four sides
     names = ("up", "right", "down", "left")
     found = observations[:, 13] > 0
     return [
-        " open" + "".join(f" {name}" for name, is_open in zip(names, sides, strict=True) if is_open) + " goal" * here
+        " goal" if here else " open" + "".join(f" {name}" for name, is_open in zip(names, sides, strict=True) if is_open)
         for sides, here in zip(open_sides.tolist(), found.tolist(), strict=True)
     ]
 

@@ -30,7 +30,7 @@ def grid(shape, *cells):
     [
         ("four_rooms", np.array([[4, 1, 8, 9]]), " you row 4 column 1 goal row 8 column 9"),
         ("meta_maze", np.array([[1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 1, 0.0, 7]]), " open up right"),
-        ("meta_maze", np.array([[1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0, 1, 10.0, 7]]), " open down left goal"),
+        ("meta_maze", np.array([[1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0, 1, 10.0, 7]]), " goal"),
         ("deep_sea", grid((8, 8), (3, 2)), " depth 3 column 2"),
         ("deep_sea", grid((8, 8)), " bottom"),
         ("memory_chain", np.array([[1.0, 0, 1, -1, 1]]), " wait 4 bits one zero one"),
