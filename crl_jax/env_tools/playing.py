@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from crl_jax.env_tools.pick import explained, options_of, task_of
 from envs import registry
@@ -22,7 +23,7 @@ def play_env(name: str, options: Sequence[str], seed: int, task: str | None = No
     """
     with contextlib.ExitStack() as stack:
         with explained():
-            chosen = options_of(options)
+            chosen = _for_a_person(name, options_of(options))
             spec = registry.spec(name, **chosen)
         wanted = task_of(name, task, seed)
         with explained():
@@ -47,6 +48,16 @@ def play_env(name: str, options: Sequence[str], seed: int, task: str | None = No
                 actions = step.actions
                 print(_listed(actions))
     return 1
+
+
+def _for_a_person(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` with bare actions, where nothing else is said and the family has them: nobody types tags."""
+    bare = {"grammar": "bare", **options}
+    try:
+        registry.spec(name, **bare)
+    except (KeyError, TypeError, ValueError):  # no bare grammar, or a mistake in the words, which is told for ``options`` as they stand
+        return options
+    return bare
 
 
 def _listed(actions: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from crl_jax.env_tools import checking, rendering
 from envs import registry
 from envs.api import EnvUnavailable
 from envs.check import Finding, Report
+from envs.sokoban import tasks as sokoban
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,16 @@ def test_mistakes_are_one_line_and_an_exit_code(words, code, said, capsys):
     assert found == code
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [(), ("grammar=tagged",)])
+def test_nobody_has_to_type_tags(monkeypatch, capsys, more):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("?\nup\n"))
+    monkeypatch.setattr(registry, "_FAMILIES", {"sokoban": ""})
+    monkeypatch.setattr(registry, "module_of", {"sokoban": sokoban}.__getitem__)
+    _, out, _ = crl(capsys, "play", "sokoban/boxes_1", *more)
+    assert "reward 0" in out
+    assert ("not a valid action" in out) == ("<action>" in out) == bool(more)
 
 
 def test_play_takes_a_task_and_shows_the_rules(monkeypatch, capsys):
