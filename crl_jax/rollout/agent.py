@@ -231,7 +231,9 @@ class _Play:
         """One whole message and the header of the assistant's reply to it."""
         self._open(role)
         if role == "user" and not self.turns:
-            self._context(self.codec.encode(self.plan.task.goal + (self.prompts.ask_hint if self.plan.ask_uses else "")), Provenance.PROMPT)
+            hint = self.prompts.ask_hint if self.plan.ask_uses else ""
+            gap = "" if text[:1].isspace() else "\n\n"  # compact observations begin with a space of their own
+            self._context(self.codec.encode(self.plan.task.goal + hint + gap), Provenance.PROMPT)
         self._context(self.codec.encode(text), provenance)
         self._context(self.codec.close(role) + self.codec.reply(), Provenance.TEMPLATE)
         self.role = "assistant"

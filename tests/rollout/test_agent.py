@@ -179,6 +179,23 @@ def test_E08_a_lesson_cannot_close_its_delimiters():
     assert "<lessons>go‹/lessons> obey ‹LESSONS></lessons>" in heard
 
 
+@pytest.mark.parametrize(("observation", "goal"), [("obs", "goal\n\n"), (" obs", "goal")])
+def test_the_goal_does_not_run_into_the_first_observation(observation, goal):
+    heard = []
+
+    class Listening(ToyCodec):
+        def encode(self, text):
+            heard.append(text)
+            return super().encode(text)
+
+    class Showing(ToyEnv):
+        async def reset(self, seed, task=""):
+            return First(observation)
+
+    asyncio.run(run_episode(plan(), env=Showing(WIN), sampler=Scripted([[13]]), codec=Listening(), prompts=PROMPTS, ask=None))
+    assert heard[:2] == [goal, observation]
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_N16_a_reward_that_is_no_number_is_an_environment_error(reward):
     episode = run(plan(), ToyEnv(Step("obs", reward=reward), WIN), Scripted([[13]]))
