@@ -65,6 +65,10 @@ class TurnBased(abc.ABC, Generic[Action]):
     def free(self) -> None:
         """Free what the world holds; called once."""
 
+    def drawn(self, seed: int) -> str:
+        """The id of the task that ``seed`` draws where ``reset`` names none; "" where the seed alone makes the episode."""
+        return ""
+
     def said(self, reply: str) -> str | None:
         """The part of a reply that is the action, or None. Families with a syntax of their own (tool calls) override it."""
         return parse.said(reply, self.grammar)
@@ -76,6 +80,7 @@ class TurnBased(abc.ABC, Generic[Action]):
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed {seed}: use a whole number from 0 to 2^63 - 1")
         self._turn = -1
+        task = task or self.drawn(seed)
         seen = self.begin(seed, task)
         self.task, self._turn, self._invalid = task, 0, 0
         self._text, self._actions = seen.text, seen.actions

@@ -44,18 +44,18 @@ class Household(TurnBased[str]):
     ) -> None:
         super().__init__(style=style, grammar=grammar, max_turns=max_turns)
         self._engine, self._kind, self._choices, self._shown = engine, kind, choices, shown
-        self._game = ""
+
+    def drawn(self, seed: int) -> str:
+        """A training game."""
+        choices = self._choices()
+        return choices[seed % len(choices)]
 
     def begin(self, seed: int, task: str) -> Observation:
-        """Start the game ``task``; without one, the training game that ``seed`` picks. Raises KeyError for an unknown game, or one of
-        another type."""
-        if not task:
-            choices = self._choices()
-            task = choices[seed % len(choices)]
+        """Start the game ``task``. Raises KeyError for an unknown game, or one of another type."""
         if task.split("-")[0] != self._kind:
             raise KeyError(f"{task!r} is no game of alfworld/{self._kind}: see envs.registry.tasks('alfworld/{self._kind}')")
         view = self._engine.start(str(games.path_of(task)))
-        self._game, self.data_source = task, "generated" if games.is_generated(task) else "real"
+        self.data_source = "generated" if games.is_generated(task) else "real"
         return Observation(self._render(view, _BANNER.sub("", view.said)), view.commands)
 
     def read(self, said: str) -> str | None:
@@ -70,9 +70,9 @@ class Household(TurnBased[str]):
         return Played(self._render(view, view.said.strip()), float(view.won), view.won, view.won, effective, view.commands)
 
     def step(self, text: str) -> Step:
-        """As ``TextEnv.step``; ``info`` also says which ``engine`` played, and always the game's id."""
+        """As ``TextEnv.step``; ``info`` also says which ``engine`` played."""
         step = super().step(text)
-        return dataclasses.replace(step, info={**step.info, "task": self._game, "engine": self._engine.name})
+        return dataclasses.replace(step, info={**step.info, "engine": self._engine.name})
 
     def free(self) -> None:
         """Free the engine."""

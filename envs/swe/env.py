@@ -41,17 +41,19 @@ class SweRepair(TurnBased[Call]):
         super().__init__(style=style, grammar="tagged", max_turns=max_turns, data_source=catalogue.data_source)
         self._catalogue, self._place, self._episode_s = catalogue, place, episode_s
         self._bench: Workbench | None = None
-        self._instance_id = ""
         self._call: Call | None = None
 
+    def drawn(self, seed: int) -> str:
+        """A training instance."""
+        return random.Random(f"swe/{seed}").choice(self._catalogue.ids("train"))
+
     def begin(self, seed: int, task: str) -> Observation:
-        """Open a fresh copy of the instance's repository. Without a task, one of the training instances is drawn."""
+        """Open a fresh copy of the instance's repository."""
         self.free()
         known = (*self._catalogue.ids("train"), *self._catalogue.ids("heldout"))
-        if task and task not in known:
+        if task not in known:
             raise KeyError(f"no task {task!r}: see envs.registry.tasks('swe')")
-        self._instance_id = task or random.Random(f"swe/{seed}").choice(self._catalogue.ids("train"))
-        instance = self._catalogue.instance(self._instance_id)
+        instance = self._catalogue.instance(task)
         self._bench = self._place.open(instance)
         text = PROMPTS["task"][self.style].replace("{repo}", instance.repo).replace("{issue}", instance.problem_statement.strip())
         return Observation(text, ())
@@ -95,7 +97,7 @@ class SweRepair(TurnBased[Call]):
 
     def _graded(self) -> Played:
         assert self._bench is not None
-        instance = self._catalogue.instance(self._instance_id)
+        instance = self._catalogue.instance(self.task)
         verdict = self._bench.grade()
         failed = set(verdict.failed)
         info = {

@@ -46,9 +46,9 @@ class WebShop(TurnBased[Asked]):
         self._goal: Goal = shop.goals[0]
         self._open("", ())
 
-    def reset(self, seed: int, task: str = "") -> Observation:
-        """As ``TextEnv.reset``; without a task, ``seed`` draws a training goal by weight, and ``info["task"]`` says which."""
-        return super().reset(seed, task or self.shop.draw(seed))
+    def drawn(self, seed: int) -> str:
+        """A training goal, by weight."""
+        return self.shop.draw(seed)
 
     def begin(self, seed: int, task: str) -> Observation:
         """As ``TurnBased.begin``. The episode follows from the task; nothing in it is random."""

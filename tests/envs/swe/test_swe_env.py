@@ -55,6 +55,11 @@ def test_described_without_a_sandbox(monkeypatch):
     assert module.SweRepair.slow
 
 
+def test_without_a_task_the_seed_draws_a_training_instance_and_info_tells_which(env):
+    env.reset(5)
+    assert env.step("hm").info["task"] in {task.id for task in registry.tasks("swe/repair", "train")}
+
+
 def test_Z04_without_a_sandbox_there_is_no_environment(monkeypatch):
     monkeypatch.setenv("PATH", "")
     for start in (lambda: registry.make("swe/repair"), family.prepare):
