@@ -122,6 +122,7 @@ class EnvPool:
         if refusal := self._quarantine.refusal(key):
             self._past += PoolStats(quarantined=1)
             raise Quarantined(refusal)
+        self._quarantine.lent(key)
         worker = min(self._workers, key=lambda candidate: len(candidate.keys))
         self._leases += 1
         number = self._leases

@@ -13,6 +13,7 @@ import pytest
 from test_pool import FAULTY, alive, wait_until, with_pool
 
 from crl_jax.rollout.pool import EnvPool
+from crl_jax.rollout.quarantine import FORGIVEN_AFTER, Quarantine, key_of
 from envs.api import EnvError
 
 
@@ -104,6 +105,20 @@ def test_an_environment_that_costs_workers_their_lives_is_not_tried_again():
         assert (pool.stats().quarantined, pool.stats().restarts) == (1, 2)
 
     with_pool(scenario, quarantine_after=2)
+
+
+def test_a_mishap_now_and_then_is_forgiven_and_a_row_of_them_is_not():
+    key, tally = key_of("toy", {}), Quarantine(after=3)
+    for _ in range(5):  # far apart
+        tally.blame([key], "killed")
+        for _ in range(FORGIVEN_AFTER):
+            assert not tally.refusal(key)
+            tally.lent(key)
+    for _ in range(3):
+        assert not tally.refusal(key)
+        tally.blame([key], "killed")
+        tally.lent(key)
+    assert "cost 3 workers" in tally.refusal(key)
 
 
 def test_a_worker_whose_environments_keep_failing_is_replaced_when_its_leases_end():
