@@ -46,7 +46,8 @@ MakeBatch = Callable[..., Batch]  # (environment's registry name, slots, **optio
 
 
 class DevicePool:
-    """Leases of slots, on a running event loop. ``make_batch(env, slots, **options)`` may take ``start_timeout_s`` (it compiles)."""
+    """Leases of slots, on a running event loop. ``make_batch(env, slots, **options)`` may take ``start_timeout_s`` (it compiles).
+    ``episode_timeout_s`` as for ``EnvPool``."""
 
     def __init__(
         self,
@@ -56,11 +57,13 @@ class DevicePool:
         start_timeout_s: float = 180.0,
         start_slots: int = 8,
         max_slots: int = 1024,
+        episode_timeout_s: float = 0.0,
     ):
         if not 1 <= start_slots <= max_slots:
             raise ValueError(f"start_slots={start_slots}: use 1 to max_slots={max_slots}")
         self._make_batch, self._slots = make_batch, (start_slots, max_slots)
         self._timeouts = (call_timeout_s, start_timeout_s)
+        self._episode_timeout_s = episode_timeout_s
         self._lanes: dict[str, _Lane] = {}
         self._past = PoolStats()
         self._closed = False
@@ -75,7 +78,7 @@ class DevicePool:
         if lane is None:
             lane = self._lanes[key] = _Lane(lambda slots: self._make_batch(env, slots, **chosen), *self._slots, *self._timeouts)
             lane.on_gone = lambda: self._forget(key)
-        return DeviceLease(lane, await lane.take())
+        return DeviceLease(lane, await lane.take(), self._episode_timeout_s)
 
     def stats(self) -> PoolStats:
         """The counters of all batches: ``made`` slots leased for the first time, ``messages`` dispatches, ``busy_s`` time spent in them."""
@@ -99,12 +102,15 @@ class DevicePool:
 class DeviceLease:
     """One borrowed slot. After an ``EnvError`` it is dead: release it and lease another."""
 
-    def __init__(self, lane: _Lane, slot: int):
-        self._lane, self._slot = lane, slot
+    def __init__(self, lane: _Lane, slot: int, episode_timeout_s: float):
+        self._lane, self._slot, self._episode_timeout_s = lane, slot, episode_timeout_s
+        self._ends_at: float | None = None  # of the loop's clock
         self._was_reset = self._dead = False
 
     async def reset(self, seed: int, task: str = "") -> Observation:
         """Start the episode of ``seed`` and ``task``. Raises ``EnvError``."""
+        if self._episode_timeout_s:
+            self._ends_at = asyncio.get_running_loop().time() + self._episode_timeout_s
         answer = await self._ask((seed, task))
         self._was_reset = True
         return answer
@@ -125,10 +131,16 @@ class DeviceLease:
         if self._slot < 0 or self._dead:
             raise RuntimeError("this lease was released, or its environment failed before")
         try:
-            return await self._lane.ask(self._slot, argument)
+            async with asyncio.timeout_at(self._ends_at):
+                return await self._lane.ask(self._slot, argument)
         except EnvError:
             self._dead = True
             raise
+        except TimeoutError:
+            self._dead = True
+            self._lane.stats += PoolStats(overdue=1)
+            limit = f"{self._episode_timeout_s:g} s"
+            raise EnvError(f"an episode ran into its deadline of {limit} (raise env.episode_timeout_s; 0 means none)") from None
 
 
 @dataclasses.dataclass(eq=False)

@@ -35,7 +35,7 @@ class Pools:
             episode_timeout_s=episode_timeout_s,
             worker_memory_mib=worker_memory_mib,
         )
-        self._device = DevicePool(make_batch, call_timeout_s)
+        self._device = DevicePool(make_batch, call_timeout_s, episode_timeout_s=episode_timeout_s)
 
     async def __aenter__(self) -> Self:
         await self._processes.__aenter__()

@@ -68,6 +68,23 @@ async def leased(pool, count):
     return leases
 
 
+def test_an_episode_has_a_deadline_of_its_own_that_spares_the_others():
+    async def scenario(pool):
+        late, other = await pool.lease("toy/a"), await pool.lease("toy/a")
+        await late.reset(1)
+        await asyncio.sleep(0.3)
+        await other.reset(2)
+        await asyncio.sleep(0.3)
+        with pytest.raises(EnvError, match=r"deadline of 0\.5 s .raise env\.episode_timeout_s"):
+            await late.step("go")
+        with pytest.raises(RuntimeError, match="released"):
+            await late.step("go")
+        assert (await other.step("in time")).observation == "2 in time"
+        assert (pool.stats().overdue, pool.stats().restarts) == (1, 0)
+
+    with_pool(scenario, episode_timeout_s=0.5)
+
+
 def test_what_waits_goes_together_and_slots_grow_in_powers_of_two():
     async def scenario(pool):
         leases = await leased(pool, 64)
