@@ -29,6 +29,7 @@ from envs.swe.layout import TREE
 from envs.swe.sandbox import Finished
 from envs.swe.tools import Tools
 
+_LIFE_S = "86400"  # of a container: an episode is shorter, and one whose worker was killed ends by itself
 MODEL = "crl-jax"
 
 
@@ -66,7 +67,7 @@ def image_of(instance: Instance) -> str:
 def run_command(program: str, instance: Instance, name: str) -> list[str]:
     """Starts a container that waits."""
     bounds = ["--network", "none", "--memory", "8g", "--pids-limit", "512", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    return [program, "run", "--detach", "--rm", "--init", "--name", name, *bounds, image_of(instance), "sleep", "infinity"]
+    return [program, "run", "--detach", "--rm", "--init", "--name", name, *bounds, image_of(instance), "sleep", _LIFE_S]
 
 
 def exec_command(program: str, name: str, argv: Sequence[str], wall_s: float) -> list[str]:
