@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Callable
 
 from envs.api import Observation, Step, TextEnv
@@ -69,6 +70,9 @@ def check_spec(exam: Exam) -> None:
         seen = env.reset(0, exam.some_tasks(1)[0])
         if spec.actions and (strange := set(seen.actions) - set(spec.actions)):
             exam.found("spec", f"the environment offers actions that it does not list: {sorted(strange)[:5]}")
+        examples = re.findall(r"<action>[^<]*</action>", spec.system_prompt)
+        if examples and not env.step(examples[-1]).valid:
+            exam.found("spec", f"the example of the system prompt, {examples[-1]}, is no valid first reply")
     finally:
         env.close()
 

@@ -92,6 +92,7 @@ def variant(name, rule, said, **attributes):
 variant("NoGoal", "spec", "goal is empty", spec_more={"goal": " "})
 variant("OtherTurns", "spec", "max_turns is 9", spec_more={"max_turns": 9})
 variant("OtherActions", "spec", "offers actions that it does not list", spec_more={"actions": ("up",)})
+variant("OtherExample", "spec", "no valid first reply", spec_more={"system_prompt": "as in <action>fly</action>"})
 variant("OtherName", "spec", "called 'other'", spec_more={"name": "other"})
 variant("Leaky", "tasks", "in both splits", tasks={"train": ("a", "b"), "heldout": ("b",)})
 variant("TwiceListed", "tasks", "listed twice", tasks={"train": ("a", "a"), "heldout": ()})
