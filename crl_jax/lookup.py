@@ -229,7 +229,7 @@ def _about(key: str) -> Iterator[None]:
 
 def _goals(tasks: Sequence[EnvTask]) -> list[Goal]:
     namespaces = {name: registry.spec(name).namespace for name in {task.env for task in tasks}}
-    return [Goal(task.env, task.goal, namespaces[task.env], task.id) for task in tasks]
+    return [Goal(task.env, task.goal, namespaces[task.env], task.id, task.weight) for task in tasks]
 
 
 def _mesh(m: MeshConfig) -> jax.sharding.Mesh:

@@ -80,6 +80,7 @@ class EnvTask:
     id: str  # what ``reset`` takes
     goal: str  # in words; also the retrieval query
     kind: str = ""  # type of task, for tables by type
+    weight: float = 1.0  # how often it is trained on, relative to the others
 
 
 @runtime_checkable

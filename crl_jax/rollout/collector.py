@@ -2,7 +2,8 @@
 
 Owns: which members of a group are guided (by id, never by position in a result list), retrieval at episode start, and the pool of
 environment leases. Promises: a batch is complete or raises, and one in which nobody could begin raises; an environment that cannot be lent
-fails its own episodes only; free episodes never touch the bank; evaluation reads the bank without counting. Does not: learn, or decide when to start (admission is the caller's).
+fails its own episodes only; free episodes never touch the bank; evaluation reads the bank without counting. Does not: learn, or decide when
+to start (admission is the caller's).
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Shop:
         self.ids = {f"goal-{number:0{self._digits}}": number for number in range(len(self.goals))}
         self._members = {split: goal_files.members(self.goals, split, stock.source) for split in ("train", "heldout")}
         self._train = self._members["train"]
-        weights = goal_files.weights(self.goals)
-        self._sums = list(itertools.accumulate(weights[number] for number in self._train))
+        self.weights = goal_files.weights(self.goals)  # by number, see ``goals.weights``
+        self._sums = list(itertools.accumulate(self.weights[number] for number in self._train))
 
     def members(self, split: Split) -> list[int]:
         """The numbers of the goals of a split."""

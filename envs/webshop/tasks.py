@@ -77,7 +77,10 @@ def tasks(split: Split) -> tuple[EnvTask, ...]:
     for name, kind in _KINDS.items():
         shop = shops.shop(kind)
         goals = ((number, shop.goals[number]) for number in shop.members(split))
-        found += [EnvTask(f"webshop/{name}", shop.task_id(number), goal.instruction, goal.product.category) for number, goal in goals]
+        found += [
+            EnvTask(f"webshop/{name}", shop.task_id(number), goal.instruction, goal.product.category, shop.weights[number])
+            for number, goal in goals
+        ]
     return tuple(found)
 
 

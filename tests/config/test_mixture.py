@@ -109,3 +109,10 @@ def test_repair_tasks_can_be_trained_on_and_have_time_for_a_call() -> None:
 def test_what_a_lost_episode_is_worth_reaches_the_collector() -> None:
     found = lookup.run_tasks(parse_text("env: {family: alfworld, style: full, action_format: tagged}"))
     assert {settings.timeout_reward for settings in found.envs.values()} == {-1.0}
+
+
+def test_goals_of_the_shop_are_trained_on_by_their_weight() -> None:
+    pytest.importorskip("bm25s")
+    found = lookup.run_tasks(parse_text("env: {names: [webshop/shop], style: full, action_format: tagged}"))
+    weights = [goal.weight for goal in found.stream.goals]
+    assert max(weights) > 5 * min(weights) > 0

@@ -24,6 +24,13 @@ def test_D04_position_fixes_the_rest_and_epochs_differ():
     assert [t.env for t in TaskStream(GOALS, seed=4).tasks(0, 10)] != first
 
 
+def test_goals_of_different_weight_are_drawn_in_proportion_and_the_position_fixes_each():
+    stream = TaskStream(tuple(dataclasses.replace(goal, weight=w) for goal, w in zip(GOALS, (6.0, 3.0, 1.0), strict=False)), seed=3)
+    drawn = [task.env for task in stream.tasks(0, 1000)]
+    assert [drawn.count(f"toy/{i}") / 1000 for i in range(3)] == pytest.approx([0.6, 0.3, 0.1], abs=0.05)
+    assert [task.env for task in stream.tasks(500, 9)] == drawn[500:509]
+
+
 def test_evaluation_tasks_never_change():
     a, b = fixed_tasks(GOALS, 12, 1, "eval"), fixed_tasks(GOALS, 12, 1, "eval")
     assert a == b

@@ -31,7 +31,7 @@ def test_without_docker_or_the_harness_it_says_what_is_missing(monkeypatch):
 
 def test_the_commands():
     started = docker.run_command("docker", INSTANCE, "box")
-    assert started[-3:] == ["swebench/sweb.eval.x86_64.astropy_1776_astropy-1:latest", "sleep", "86400"], "what a killed worker leaves ends by itself"
+    assert started[-3:] == ["swebench/sweb.eval.x86_64.astropy_1776_astropy-1:latest", "sleep", "86400"]
     assert "none" in started[started.index("--network") :][1]
     command = docker.exec_command("docker", "box", ["ls", "-l"], 30.0)
     assert command[:6] == ["docker", "exec", "--interactive", "--workdir", "/testbed", "box"]
