@@ -105,9 +105,7 @@ def _env_settings(config: Config, part: str, chosen: TaskSetConfig, names: set[s
         specs = {name: registry.spec(name, **options) for name in sorted(names)}
     how = {"options": options, "max_turns": chosen.max_turns, "part": part}
     return {
-        name: EnvSettings(
-            **how, timeout_reward=spec.timeout_reward, system_prompt=spec.system_prompt, call_timeout_s=spec.call_timeout_s
-        )
+        name: EnvSettings(**how, timeout_reward=spec.timeout_reward, system_prompt=spec.system_prompt, call_timeout_s=spec.call_timeout_s)
         for name, spec in specs.items()
     }
 
