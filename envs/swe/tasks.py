@@ -29,6 +29,8 @@ from envs.swe.layout import narrow, whole
 from envs.swe.sandbox import Sandbox, find_backend
 from envs.swe.workplace import Here
 
+_DOCKER_S = 780.0  # the patch is taken (120 s) and the harness starts containers of its own (600 s), at most; see ``docker``
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -66,7 +68,7 @@ def spec(name: str, **options: Any) -> EnvSpec:
         actions=(),
         max_turns=chosen.max_turns,
         system_prompt=prompt,
-        call_timeout_s=chosen.command_s + chosen.grading_s + 30.0,  # the last call runs a command and grades
+        call_timeout_s=chosen.command_s + chosen.grading_s + (_DOCKER_S if chosen.backend == "docker" else 30.0),  # the last call does both
     )
 
 

@@ -104,6 +104,7 @@ def test_repair_tasks_can_be_trained_on_and_have_time_for_a_call() -> None:
     assert {goal.namespace for goal in found.stream.goals} == {"swe"}
     assert found.envs["swe/repair"].options["grammar"] == "tagged"
     assert found.envs["swe/repair"].call_timeout_s >= 150
+    assert lookup.registry.spec("swe/repair", backend="docker").call_timeout_s >= 30 + 120 + 120 + 600
 
 
 def test_what_a_lost_episode_is_worth_reaches_the_collector() -> None:
