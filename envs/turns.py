@@ -77,8 +77,9 @@ class TurnBased(abc.ABC, Generic[Action]):
         """As ``TextEnv.reset``. Raises RuntimeError after ``close``."""
         if self._closed:
             raise RuntimeError("this environment was closed: make another")
-        if not 0 <= seed < 2**63:
-            raise ValueError(f"seed {seed}: use a whole number from 0 to 2^63 - 1")
+        if not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
+            raise ValueError(f"seed {seed!r}: use a whole number from 0 to 2^63 - 1")
+        seed = int(seed)  # NumPy's integers and True are spelled otherwise where a generator's key is written out
         self._turn = -1
         task = task or self.drawn(seed)
         seen = self.begin(seed, task)

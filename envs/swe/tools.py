@@ -84,8 +84,8 @@ class Tools:
         limits = Limits(wall_s=self._limits.wall_s, head=4_000_000, tail=0)
         argv = [self._runner.python, "-I", "-S", "-c", _EDIT]
         done = self._run(argv, stdin=json.dumps(request).encode(), limits=limits)
-        if done.stopped == "disk":
-            return {"text": f"Error: {_STOPPED['disk'].format(**vars(self._limits))}", "changed": False}
+        if done.stopped:  # what the agent asked for, or made of its tree, was too much: no failure of the environment
+            return {"text": f"Error: {_STOPPED[done.stopped].format(**vars(self._limits))}", "changed": False}
         try:
             answer = json.loads(done.output)
             return {**answer, "text": answer["text"].encode(errors="replace").decode()}  # names of files need not be text

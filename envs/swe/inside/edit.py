@@ -8,6 +8,7 @@ Does not: remember anything. Reads one JSON object on stdin ({root, command, pat
 """
 
 import base64
+import itertools
 import json
 import os
 import stat
@@ -34,6 +35,8 @@ def answer(request):
         return {"text": f"Error: {reason}", "changed": False}
     except (OSError, ValueError) as failure:
         return {"text": f"Error: {failure.__class__.__name__}: {getattr(failure, 'strerror', None) or failure}", "changed": False}
+    except (RecursionError, MemoryError) as failure:  # a path of thousands of folders, a tree deeper than Python walks
+        return {"text": f"Error: {failure.__class__.__name__}: the path or the file is too much for the editor", "changed": False}
 
 
 def resolve(root, name):
@@ -119,8 +122,8 @@ def replaced(old, what, by):
         raise Refused("old_str is empty")
     count = old.count(what)
     if count != 1:
-        where = [str(old.count("\n", 0, at) + 1) for at in places(old, what)]
-        raise Refused("old_str is not in the file" if not count else f"old_str is not unique: it begins at lines {', '.join(where[:10])}")
+        where = [str(old.count("\n", 0, at) + 1) for at in itertools.islice(places(old, what), 10)]
+        raise Refused("old_str is not in the file" if not count else f"old_str is not unique: it begins at lines {', '.join(where)}")
     if what == by:
         raise Refused("old_str and new_str are the same")
     return old.replace(what, by), old.count("\n", 0, old.index(what)) + 1

@@ -1,5 +1,7 @@
 """What an agent may try: to get out of its tree, to see the hidden tests, to win without repairing."""
 
+import dataclasses
+
 import pytest
 
 from envs.api import EnvError
@@ -7,6 +9,7 @@ from envs.swe import grading, repositories
 from envs.swe.calls import Call
 from envs.swe.grading import Grader
 from envs.swe.players import _change
+from envs.swe.sandbox import Finished
 
 TASK = "algorithm__searching"
 
@@ -81,6 +84,9 @@ CHEATS = {
     "echo '*.py filter=x diff=x' > .gitattributes; "
     "echo '*' > .gitignore; git config diff.x.textconv 'echo x'",
     "closed": "chmod 000 /testbed tests searching.py",
+    "expected_failure": "sed -i -E 's/^(def .*)$/\\1\\n    import pytest; pytest.xfail(\"later\")/' searching.py",
+    "raised_expected_failure": "sed -i -E 's/^(def .*)$/\\1\\n    from _pytest import outcomes; raise outcomes.XFailed(\"x\")/' searching.py",
+    "skip": "sed -i -E 's/^(def .*)$/\\1\\n    import pytest; pytest.skip(\"later\")/' searching.py",
 }
 
 
@@ -90,6 +96,47 @@ def test_no_way_to_win_without_a_repair(working, cheat):
     verdict = working.grade()
     assert not verdict.resolved
     assert "tests/test_issue_searching.py::test_bug_last" in verdict.failed
+
+
+EXPECTED = """import unittest
+
+import pytest
+
+@pytest.mark.xfail
+def test_marked():
+    raise AssertionError
+
+def test_called():
+    pytest.xfail("known")
+
+class TestCase(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_decorated(self):
+        self.fail()
+"""
+
+
+def test_a_failure_that_the_test_expects_is_good(best):
+    instance, repository = repositories.instance(TASK), repositories.repository(TASK, best)
+    hidden = "tests/test_issue_searching.py"
+    listed = tuple(f"{hidden}::{name}" for name in ("test_marked", "test_called", "TestCase::test_decorated"))
+    expecting = repositories._diff(hidden, "", EXPECTED)
+    changed = dataclasses.replace(instance, test_patch=expecting, fail_to_pass=listed, pass_to_pass=())
+    assert Grader(best).grade(changed, repository, b"").resolved
+
+
+def test_what_is_too_much_for_the_editor_is_the_agents_affair(bench):
+    working = bench(TASK, command_s=5.0)
+    assert "too much" in edit(working, "create", "a/" * 1500 + "x", file_text="x")
+    bash(working, "head -c 999000 /dev/zero | tr '\\0' a > many.txt; head -c 400 /dev/zero | tr '\\0' '\\n' > lines.txt")
+    assert edit(working, "str_replace", "many.txt", old_str="a", new_str="b").startswith("Error: old_str is not unique")
+    assert "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10" in edit(working, "str_replace", "lines.txt", old_str="\n", new_str="b")
+
+
+def test_an_editor_that_is_stopped_answers(working, monkeypatch):
+    for stopped in ("time", "memory", "processes", "disk"):
+        monkeypatch.setattr(working._copy, "run", lambda *_, by=stopped, **__: Finished(b"", 0, None, by, b"", 1.0))
+        assert edit(working, "view", "README.md").startswith("Error: stopped")
 
 
 @pytest.mark.parametrize("cheat", ["conftest", "shadow", "linked_tests"])
@@ -122,7 +169,7 @@ def test_large_and_binary_changes(working, monkeypatch):
 def test_N12_what_is_wrong_with_the_grader_is_no_reward(best, working, monkeypatch):
     instance, grader = repositories.instance(TASK), Grader(best)
     repository = repositories.repository(TASK, best)
-    broken = grading.dataclasses.replace(instance, test_patch=instance.test_patch.replace("@@ -0,0", "@@ -7,7"))
+    broken = dataclasses.replace(instance, test_patch=instance.test_patch.replace("@@ -0,0", "@@ -7,7"))
     with pytest.raises(EnvError, match="does not apply"):
         grader.grade(broken, repository, b"")
     monkeypatch.setattr(grading, "_JUDGE", "import no_such_module")
