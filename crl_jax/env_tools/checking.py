@@ -34,8 +34,8 @@ def check_envs(
     """
     if everything == bool(what):
         raise WrongWords("say which environments or families to check, or --all (not both)")
-    if episodes < 1 or timeout_s <= 0:
-        raise WrongWords("--episodes and --timeout-s must be more than 0")
+    if episodes < 1 or not 0 < timeout_s < float("inf"):
+        raise WrongWords("--episodes and --timeout-s must be more than 0, and finite")
     reports: list[Report] = []
     missing: dict[str, str] = {}
     groups = [names_of(word) for word in (registry.families() if everything else what)]

@@ -6,6 +6,7 @@ Owns: what is shown and asked. Does not: need models or a running job.
 from __future__ import annotations
 
 import contextlib
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,8 @@ def _listed(actions: tuple[str, ...]) -> str:
 
 
 def _ask() -> str:
+    if sys.stdin is None:  # closed by who started us: the end of input
+        return ""
     try:
         return input("> ").strip()
     except EOFError:

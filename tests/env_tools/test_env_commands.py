@@ -53,6 +53,7 @@ def test_ls_tells_goals_tasks_and_what_can_be_made(capsys):
         (["check", "toy", "--all"], 2, "not both"),
         (["check", "tiy"], 2, "no environment family 'tiy': use one of toy, absent"),
         (["check", "toy", "--episodes", "0"], 2, "more than 0"),
+        (["check", "toy", "--timeout-s", "nan"], 2, "more than 0, and finite"),
         (["prepare", "absent"], 1, "not installed: absent: pip install"),
     ],
 )
@@ -137,3 +138,16 @@ def test_bench_is_the_script_of_the_source_tree(monkeypatch):
     monkeypatch.setattr("crl_jax.benchmarks.run", lambda name, words: asked.append((name, list(words))) or 0)
     assert cli.main(["envs", "bench", "success", "toy", "--episodes", "9", "--out", "a=b.json"]) == 0
     assert asked == [("envs", ["success", "toy", "--episodes", "9", "--out", "a=b.json"])]
+
+
+def test_closed_input_ends_a_game_as_its_end_does(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, out, err = crl(capsys, "play", "toy/line")
+    assert (code, err) == (1, "")
+    assert "walk" in out
+
+
+def test_a_folder_in_the_place_of_a_file_to_write(tmp_path, capsys):
+    code, _, err = crl(capsys, "render", "toy/line", "--out", str(tmp_path))
+    assert code == 1
+    assert "Is a directory" in err
