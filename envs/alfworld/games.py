@@ -107,7 +107,7 @@ def data_folder() -> Path | None:
     named = os.environ.get(DATA)
     if not named:
         return None
-    root = Path(named).expanduser()
+    root = cache.path_of(named, DATA)
     missing = [f"{_LAYOUT}/{folder}" for folder in _FOLDERS.values() if not (root / _LAYOUT / folder).is_dir()]
     if missing:
         raise EnvUnavailable(
@@ -140,7 +140,7 @@ def _read(folder: Path, split: Split) -> Iterator[Entry]:
         kind = game.split("-")[0]
         if kind not in generate.KINDS or any(word in game for word in _NOT_PLAYED) or not _ID.fullmatch(game):
             continue
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
         task = _TASK.search(text)
         if _SOLVABLE.search(text) and task:
             yield Entry(game, kind, task[1], split)
@@ -148,12 +148,19 @@ def _read(folder: Path, split: Split) -> Iterator[Entry]:
 
 def _train_ids(root: Path, ids_file: str) -> tuple[str, ...] | None:
     """The listed training games in their order, or None without a list. Raises ``EnvUnavailable``."""
-    path = Path(ids_file).expanduser() if ids_file else root / "train_ids.txt"
+    path = cache.path_of(ids_file, TRAIN_IDS) if ids_file else root / "train_ids.txt"
     if not path.is_file():
         if ids_file:
             raise EnvUnavailable(f"{TRAIN_IDS}={ids_file} is no file: give a text file with one <task>/<trial> per line")
         return None
-    found = dict.fromkeys(_ID.findall(path.read_text(encoding="utf-8")))
+    found = dict.fromkeys(_ID.findall(_text(path)))
     if not found:
         raise EnvUnavailable(f"{path} names no game: give a text file with one <task>/<trial> per line")
     return tuple(found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as damage:
+        raise EnvUnavailable(f"{path} cannot be read ({damage}): download it again, or unset {DATA} to play generated games") from damage

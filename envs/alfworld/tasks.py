@@ -79,6 +79,14 @@ def prepare() -> None:
     make_engine("auto").close()
 
 
+def build() -> str:
+    """Generate all games, unless they are there; a line about them. Raises ``EnvUnavailable``."""
+    if games.data_folder() is not None:
+        return f"nothing to make: {games.DATA} is set"
+    found = [games.path_of(entry.id) for split in ("train", "heldout") for entry in games.entries(split)]
+    return f"{len(found)} games"
+
+
 def make(name: str, **options: Any) -> Household:
     """An environment for the games of one type. Raises ``EnvUnavailable`` for a missing package or data."""
     chosen = choose(Options, options)

@@ -85,7 +85,7 @@ class Own:
 
 class FromFile:
     """A user's JSON-lines file. The repository of an instance stands beside it, as a folder or as a git bundle, by the instance's id or by
-    the repository's name with "/" written "__". All instances are for training. Raises ValueError, ``EnvUnavailable`` (no file)."""
+    the repository's name with "/" written "__". All instances are for training. Raises ``EnvUnavailable`` (no file, or a broken one)."""
 
     narrow = False
     data_source = "real"
@@ -97,6 +97,8 @@ class FromFile:
             raise EnvUnavailable(
                 f"swe: SWE_INSTANCES={path}: {failure.strerror}: give a file of instances, or unset the variable"
             ) from failure
+        except ValueError as broken:
+            raise EnvUnavailable(f"swe: SWE_INSTANCES={path}: {broken}: correct the file, or unset the variable") from broken
         self._folder = path.resolve().parent
 
     def ids(self, split: Split) -> tuple[str, ...]:

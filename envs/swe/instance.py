@@ -60,13 +60,17 @@ class Instance:
 def read_instances(path: Path) -> tuple[Instance, ...]:
     """The instances of a JSON-lines file. Raises ValueError that names line and field, OSError."""
     found: dict[str, Instance] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as broken:
+        raise ValueError(f"{path.name}: no text in UTF-8 ({broken.reason} at byte {broken.start})") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path.name}, line {number}"
         try:
             record = json.loads(line)
-        except ValueError as broken:
+        except (ValueError, RecursionError) as broken:
             raise ValueError(f"{where}: not JSON ({broken})") from None
         instance = read_instance(record, where)
         if instance.instance_id in found:
@@ -88,6 +92,8 @@ def read_instance(record: Any, where: str) -> Instance:
             value = ""
         if not isinstance(value, str):
             raise ValueError(f"{where}, field {field}: expected text, found {'nothing' if value is None else type(value).__name__}")
+        if not _is_text(value):
+            raise ValueError(f"{where}, field {field}: half a surrogate pair or a NUL, which no file and no model can hold")
         texts[field] = value
     if not _ID.match(texts["instance_id"]):
         raise ValueError(f"{where}, field instance_id: {texts['instance_id']!r} cannot be a file name: use letters, digits and . _ + -")
@@ -104,6 +110,14 @@ def _tests(record: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]
             value = json.loads(value)
         except ValueError:
             raise ValueError(f"{where}, field {field}: expected a list, or a JSON list as text") from None
-    if not isinstance(value, list) or not all(isinstance(test, str) for test in value):
+    if not isinstance(value, list) or not all(isinstance(test, str) and _is_text(test) for test in value):
         raise ValueError(f"{where}, field {field}: expected a list of test ids")
     return tuple(value)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value

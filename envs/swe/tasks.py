@@ -19,6 +19,7 @@ import dataclasses
 import os
 from typing import Any, Literal
 
+from envs import cache
 from envs.api import EnvSpec, EnvTask, Split
 from envs.options import choose
 from envs.swe.bounds import Limits
@@ -51,7 +52,7 @@ def names() -> tuple[str, ...]:
 
 
 def tasks(split: Split) -> tuple[EnvTask, ...]:
-    """The instances of a split. Raises ValueError for a broken file, ``EnvUnavailable`` for a missing one."""
+    """The instances of a split. Raises ``EnvUnavailable`` for a missing or broken file."""
     source = _catalogue()
     return tuple(EnvTask("swe/repair", name, source.instance(name).summary, source.kind(name)) for name in source.ids(split))
 
@@ -73,12 +74,21 @@ def spec(name: str, **options: Any) -> EnvSpec:
 
 
 def prepare() -> None:
-    """Try the sandbox once. Raises ``EnvUnavailable`` when there is none."""
+    """Try the sandbox once, and read the user's file. Raises ``EnvUnavailable`` when there is none, or it is broken."""
     find_backend()
+    _catalogue()
+
+
+def build() -> str:
+    """Make all repositories, unless they are there; a line about them. Raises ``EnvUnavailable``, ``EnvError``."""
+    source = _catalogue()
+    sandbox = Sandbox(narrow() if source.narrow else whole())
+    made = [source.repository(name, sandbox) for name in (*source.ids("train"), *source.ids("heldout"))]
+    return f"{len(made)} repositories"
 
 
 def make(name: str, **options: Any) -> SweRepair:
-    """The environment. Raises ``EnvUnavailable`` (no sandbox, no pytest, no file), ValueError for a broken file of instances."""
+    """The environment. Raises ``EnvUnavailable`` (no sandbox, no pytest, no file of instances, a broken one)."""
     chosen, source = choose(Options, options), _catalogue()
     if chosen.backend == "docker":
         place = Docker(chosen.command_s, chosen.grading_s)
@@ -90,4 +100,5 @@ def make(name: str, **options: Any) -> SweRepair:
 
 
 def _catalogue() -> Catalogue:
-    return catalogue(os.environ.get("SWE_INSTANCES", ""))
+    given = os.environ.get("SWE_INSTANCES", "")
+    return catalogue(str(cache.path_of(given, "SWE_INSTANCES")) if given else "")

@@ -110,3 +110,14 @@ def test_empty_or_wrong_folders_say_what_is_missing(tmp_path, monkeypatch):
 def test_Z06_an_id_does_not_lead_out_of_the_folder(data, game):
     with pytest.raises(KeyError, match="no ALFWorld game"):
         games.path_of(game)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path, monkeypatch):
+    for split in ("train", "valid_unseen"):
+        write(tmp_path, split, "pick_and_place_simple", 1)
+    broken = next((tmp_path / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))
+    broken.write_bytes(b"\xff\xfe")
+    games._original.cache_clear()
+    monkeypatch.setenv(games.DATA, str(tmp_path))
+    with pytest.raises(EnvUnavailable, match="game.tw-pddl cannot be read"):
+        registry.tasks("alfworld")

@@ -114,3 +114,12 @@ def test_the_package_is_read_without_being_imported(tmp_path):
     )
     where = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(path for path in sys.path if path)}
     subprocess.run([sys.executable, "-c", code], env=where, check=True, timeout=60)
+
+
+def test_all_are_made_ahead_of_time_for_a_folder_that_cannot_be_written_later(monkeypatch):
+    from envs.alfworld import tasks
+
+    asked = []
+    monkeypatch.setattr(games, "path_of", asked.append)
+    assert tasks.build() == "250 games"
+    assert len(set(asked)) == 250

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from envs import registry
 from envs.api import EnvError, EnvUnavailable
 from envs.swe import catalogue as catalogues
 from envs.swe import repositories, sources
@@ -218,3 +219,32 @@ def test_what_is_missing_beside_a_users_file_is_told(tmp_path, best):
         mine.repository("owner__name-1", best)
     with pytest.raises(EnvUnavailable, match=r"SWE_INSTANCES=.*none\.jsonl: No such file"):
         catalogues.FromFile(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{broken", "line 1: not JSON"),
+        (b"\xff\xfe\0", "no text in UTF-8"),
+        (b"null", "expected a JSON object"),
+        (b"[" * 100_000, "line 1: not JSON"),
+        (b"", "no instance"),
+        (json.dumps({**RECORD, "problem_statement": "\ud800"}).encode(), "field problem_statement: half a surrogate pair"),
+        (json.dumps({**RECORD, "test_patch": "a\0"}).encode(), "field test_patch: .* NUL"),
+        (json.dumps({**RECORD, "PASS_TO_PASS": ["\ud800"]}).encode(), "field PASS_TO_PASS"),
+    ],
+)
+def test_a_broken_file_is_told_wherever_it_is_met(tmp_path, monkeypatch, content, message):
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(content)
+    monkeypatch.setenv("SWE_INSTANCES", str(path))
+    for ask in (registry.tasks, registry.make):
+        with pytest.raises(EnvUnavailable, match=f"SWE_INSTANCES=.*{message}.*correct the file"):
+            ask("swe/repair")
+
+
+def test_all_are_made_ahead_of_time(best, monkeypatch):
+    from envs.swe import tasks
+
+    monkeypatch.setattr(repositories, "refused", lambda: dict.fromkeys(list(repositories.recipes())[3:], ""))
+    assert tasks.build() == "3 repositories"
