@@ -21,6 +21,7 @@ from envs.api import EnvUnavailable, TextEnv
 
 Make = Callable[..., TextEnv]
 Key = tuple[str, str]  # environment name, its options
+_MESSAGE = 2_000  # characters of an exception's message that are told
 
 
 class _Lease:
@@ -60,7 +61,8 @@ class Host:
             self._count("errors")
             self._discard(lease)
             where = traceback.extract_tb(failure.__traceback__)[-1]
-            return "error", f"{op}: {type(failure).__name__}: {failure} ({os.path.basename(where.filename)}:{where.lineno})"
+            said = _cut(f"{type(failure).__name__}: {failure}")
+            return "error", f"{op}: {said} ({os.path.basename(where.filename)}:{where.lineno})"
 
     def close(self) -> None:
         """Close every instance."""
@@ -136,3 +138,8 @@ class Host:
     def _count(self, what: str) -> None:
         with self._lock:
             self.counts[what] += 1
+
+
+def _cut(message: str) -> str:
+    """A message may quote what a model or a file said: it must not fill a log."""
+    return message if len(message) <= _MESSAGE else f"{message[:_MESSAGE]} [... {len(message) - _MESSAGE} characters left out]"

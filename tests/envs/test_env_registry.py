@@ -49,3 +49,16 @@ def test_system_prompt_tells_the_actions(style, grammar):
     assert all(action in spec.system_prompt for action in spec.actions)
     assert ("<action>north</action>" in spec.system_prompt) == (grammar == "tagged")
     assert spec.max_turns == 17
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1e3, "5", None, float("nan"), [1]])
+def test_a_seed_is_a_whole_number(seed):
+    env = registry.make("sokoban/boxes_1")
+    with pytest.raises(ValueError, match="use a whole number from 0"):
+        env.reset(seed)
+
+
+def test_whole_numbers_of_any_kind_are_the_same_seed():
+    np = pytest.importorskip("numpy")
+    env = registry.make("sokoban/boxes_1")
+    assert env.reset(1) == env.reset(np.int64(1)) == env.reset(True)

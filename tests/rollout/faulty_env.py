@@ -24,6 +24,8 @@ class FaultyEnv:
         match text.split():
             case ["index"]:
                 return [][1]
+            case ["shout", words]:
+                raise ValueError(words)
             case ["hang", seconds]:
                 time.sleep(float(seconds))
             case ["crash"]:

@@ -314,3 +314,15 @@ def test_no_orphans_after_the_parent_is_killed(last_word, tmp_path):
     wait_until(lambda: not any(alive(pid) for pid in workers))
     parent.stdout.close()
     wait_until(lambda: not list(tmp_path.iterdir()))  # the workers' guards remove them
+
+
+def test_what_a_failing_environment_says_is_bounded():
+    async def scenario(pool):
+        lease = await pool.lease("toy")
+        await lease.reset(0)
+        with pytest.raises(EnvError) as failure:
+            await lease.step("shout " + "x" * 1_000_000)
+        assert len(str(failure.value)) < 3_000
+        assert "characters left out" in str(failure.value)
+
+    with_pool(scenario)
