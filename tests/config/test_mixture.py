@@ -8,6 +8,7 @@ from crl_jax import lookup
 from crl_jax.config import ConfigError, to_yaml
 from crl_jax.config.load import parse_text
 from crl_jax.records import Task
+from envs import registry
 
 MIXED = """
 run: {groups_per_step: 4, eval_episodes: 6, seed: 3}
@@ -117,3 +118,11 @@ def test_goals_of_the_shop_are_trained_on_by_their_weight() -> None:
     found = lookup.run_tasks(parse_text("env: {names: [webshop/shop], style: full, action_format: tagged}"))
     weights = [goal.weight for goal in found.stream.goals]
     assert max(weights) > 5 * min(weights) > 0
+
+
+def test_every_family_can_stand_in_one_mixture() -> None:
+    for family in registry.families():
+        settings = "" if family in ("swe", "webshop") else f"names: [{family}/{registry.module_of(family).names()[0]}], "
+        settings = settings or f"family: {family}, count: 1, "
+        config = parse_text(f"env: {{{settings}style: full, action_format: tagged}}")
+        assert lookup.run_tasks(config).envs, family
