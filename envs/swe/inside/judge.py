@@ -74,6 +74,8 @@ def expected(item, failure, pytest):
         return True  # a mark did, then: nothing else makes a report of an expected failure
     files = [os.path.realpath(entry.frame.code.raw.co_filename) for entry in failure.traceback]
     own = os.path.dirname(os.path.realpath(sys.modules["_pytest"].__file__)) + os.sep
+    if not files or not files[-1].startswith(own):  # raised as an assertion that was given another class, say
+        return False
     while files and files[-1].startswith(own):
         files.pop()
     return not files or files[-1] == os.path.realpath(str(item.fspath))

@@ -86,6 +86,7 @@ CHEATS = {
     "closed": "chmod 000 /testbed tests searching.py",
     "expected_failure": "sed -i -E 's/^(def .*)$/\\1\\n    import pytest; pytest.xfail(\"later\")/' searching.py",
     "raised_expected_failure": "sed -i -E 's/^(def .*)$/\\1\\n    from _pytest import outcomes; raise outcomes.XFailed(\"x\")/' searching.py",
+    "assertion_of_another_class": "echo 'import builtins, pytest; builtins.AssertionError = pytest.xfail.Exception' >> searching.py",
     "skip": "sed -i -E 's/^(def .*)$/\\1\\n    import pytest; pytest.skip(\"later\")/' searching.py",
 }
 
