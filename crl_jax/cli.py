@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
 _OVERRIDES = "settings changed for this run, e.g. run.steps=20 actor.optimizer.lr=1e-5"
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}  # the disk refuses; no fault of the program
+_DISK = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}  # the disk refuses; no fault of the program
 
 
 def main(argv: Sequence[str] | None = None) -> int:

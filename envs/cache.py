@@ -48,7 +48,7 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
         if failure.errno not in _CLOSED:
             raise
         raise EnvUnavailable(
-            f"{target.parent} cannot be written ({failure.strerror}): let CRL_CACHE name a folder that can, or fill it with `crl envs prepare`"
+            f"{target.parent} cannot be written ({failure.strerror}): let CRL_CACHE name one that can, or fill it with `crl envs prepare`"
         ) from failure
     try:
         make(half)

@@ -23,7 +23,7 @@ _VERBS = ("put on", "quaff", "wear", "zap", "apply")
 _NOUNS = {"ring": "put on", "potion": "quaff", "boots": "wear", "wand": "zap", "horn": "apply"}
 _DIRECTIONS = "|".join(sorted(("north east", "north west", "south east", "south west", *MOVES), key=len, reverse=True))
 _STAIRS = re.compile(rf"(?:stairs are|grid bug is) (?:in the )?({_DIRECTIONS})\b")
-_SIGN = re.compile(rf"(?:\ban? )?([a-z]+(?: [a-z]+)?) means ({_DIRECTIONS})\b")
+_SIGN = re.compile(rf"(?:\ban? )?\b([a-z]+(?: [a-z]+)?) means ({_DIRECTIONS})\b")
 _STEP = re.compile(r"([a-z][a-z ]*?)(?: (\d+)(?: times)?)?\Z")
 
 

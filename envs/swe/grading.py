@@ -98,7 +98,9 @@ class Grader:
         order = {"word": word, "root": TREE, "files": files, "narrow": self.narrow, "site": f"{TOOLBOX}/site"}
         limits = dataclasses.replace(self.limits, head=8_000_000, tail=0)
         done = self.sandbox.run(self._python(_JUDGE), limits, binds=binds, stdin=json.dumps(order).encode())
-        told = [json.loads(line[len(word) :]) for line in done.output.decode(errors="replace").split("\n")[:-1] if line.startswith(f"{word} ")]
+        told = [
+            json.loads(line[len(word) :]) for line in done.output.decode(errors="replace").split("\n")[:-1] if line.startswith(f"{word} ")
+        ]
         if not told or told[0] != ["ready"]:
             raise EnvError(f"swe: the test runner did not start for {instance.instance_id}: {_last(done)}")
         phases: dict[str, list[tuple[str, bool]]] = {}

@@ -26,7 +26,7 @@ def test_a_file_in_the_folders_place(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for place in ("file", "file/below"):
         monkeypatch.setenv("CRL_CACHE", str(tmp_path / place))
-        with pytest.raises(EnvUnavailable, match="cannot be written .*let CRL_CACHE name a folder"):
+        with pytest.raises(EnvUnavailable, match=r"cannot be written .*let CRL_CACHE name one"):
             cache.made_once(cache.folder("toy") / "game", fill)
 
 

@@ -1,5 +1,7 @@
 """Scripted players of MiniHack: what they win, and what they read."""
 
+import time
+
 import pytest
 
 pytest.importorskip("nle")
@@ -140,3 +142,11 @@ def test_what_the_expert_knows_is_the_level_that_is_played(name):
         assert shown.floor - shown.monsters <= known.floor
         assert shown.things.items() <= known.things.items()
     env.close()
+
+
+def test_a_lesson_of_a_megabyte_is_read_in_time_that_grows_with_its_length_only():
+    began = time.process_time()
+    for lesson in ("x" * 1_000_000, "a lichen means " * 50_000):
+        with pytest.raises(ValueError, match="says nothing to do"):
+            explorer.advice(lesson)
+    assert time.process_time() - began < 10

@@ -73,7 +73,7 @@ def expected(item, failure, pytest):
     if not isinstance(failure.value, pytest.xfail.Exception):
         return True  # a mark did, then: nothing else makes a report of an expected failure
     files = [os.path.realpath(entry.frame.code.raw.co_filename) for entry in failure.traceback]
-    own = os.path.dirname(os.path.realpath(sys.modules["_pytest"].__file__)) + os.sep
+    own = os.path.dirname(os.path.realpath(str(sys.modules["_pytest"].__file__))) + os.sep
     if not files or not files[-1].startswith(own):  # raised as an assertion that was given another class, say
         return False
     while files and files[-1].startswith(own):

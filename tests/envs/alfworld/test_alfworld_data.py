@@ -119,5 +119,5 @@ def test_a_file_that_is_no_text_is_named(tmp_path, monkeypatch):
     broken.write_bytes(b"\xff\xfe")
     games._original.cache_clear()
     monkeypatch.setenv(games.DATA, str(tmp_path))
-    with pytest.raises(EnvUnavailable, match="game.tw-pddl cannot be read"):
+    with pytest.raises(EnvUnavailable, match=r"game\.tw-pddl cannot be read"):
         registry.tasks("alfworld")

@@ -85,7 +85,7 @@ CHEATS = {
     "echo '*' > .gitignore; git config diff.x.textconv 'echo x'",
     "closed": "chmod 000 /testbed tests searching.py",
     "expected_failure": "sed -i -E 's/^(def .*)$/\\1\\n    import pytest; pytest.xfail(\"later\")/' searching.py",
-    "raised_expected_failure": "sed -i -E 's/^(def .*)$/\\1\\n    from _pytest import outcomes; raise outcomes.XFailed(\"x\")/' searching.py",
+    "raised_expected_failure": "sed -i -E 's/^(def .*)$/\\1\\n    from _pytest import outcomes as o; raise o.XFailed()/' searching.py",
     "assertion_of_another_class": "echo 'import builtins, pytest; builtins.AssertionError = pytest.xfail.Exception' >> searching.py",
     "skip": "sed -i -E 's/^(def .*)$/\\1\\n    import pytest; pytest.skip(\"later\")/' searching.py",
 }
