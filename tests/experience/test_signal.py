@@ -10,10 +10,10 @@ import pytest
 from experience_toys import episode
 from manager_toys import build, run, teach
 
-from crl_jax import train
 from crl_jax.build import Run
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.reward import RewardRule
+from crl_jax.extractor_learner import ExtractorLearner
 from crl_jax.records import Condition, Decision, Generation, GenerationKind, Sum, Verdict
 
 
@@ -102,7 +102,7 @@ def training(cooldown_steps):
 
     fake = types.SimpleNamespace(
         extractor=Learner(),
-        config=types.SimpleNamespace(extractor=types.SimpleNamespace(loss=loss)),
+        config=types.SimpleNamespace(run=types.SimpleNamespace(sync=True), extractor=types.SimpleNamespace(loss=loss)),
         trains_extractor=True,
         extractor_updates=0,
         manager=types.SimpleNamespace(record_trained=record_trained),
@@ -117,7 +117,9 @@ def training(cooldown_steps):
 def learn(fake, buffer, step, names=("old", "new")):
     for name, success in zip(names, (True, False), strict=True):
         buffer.credit(name, success=success, step=step)
-    return train._learn_extractor(fake, step)
+    with ExtractorLearner(fake) as learner:
+        learner.step(step)
+        return learner.metrics()
 
 
 def test_training_again_on_a_generation_weighs_less_each_time():
