@@ -63,19 +63,24 @@ def measure_speed(family: str, seconds: float, at_once: int, workers: int) -> di
 def share_of_run(folder: pathlib.Path) -> dict[str, Any]:
     """What a run's metrics tell of its environments: ``share`` of the rollout time, or why it is unknown."""
     try:
-        rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "rollout/collect_s" in row and "env/busy_s" in row]
+        logged = list(read_jsonl(folder / "metrics.jsonl"))
     except OSError as error:
         return {"unknown": f"{folder.name}/metrics.jsonl: {error.strerror}"}
     except MetricsError as error:
         return {"unknown": str(error)}
+    rows = [row for row in logged if "rollout/collect_s" in row and "env/busy_s" in row]
+    evaluated = {row["step"] for row in logged if any(key.startswith("eval/") for key in row)}
     steps = {row["step"]: row for row in rows}  # of a step that was run twice the later row counts
     if not steps:
         return {"unknown": f"{folder.name}: its metrics hold no step with env/busy_s and rollout/collect_s"}
-    busy = busy_before = 0.0
-    for row in steps.values():  # the counter begins again with every resumed process
-        busy += row["env/busy_s"] - busy_before if row["env/busy_s"] >= busy_before else row["env/busy_s"]
+    busy, collect, busy_before = 0.0, 0.0, 0.0
+    for step, row in steps.items():  # the counter begins again with every resumed process
+        spent = row["env/busy_s"] - busy_before if row["env/busy_s"] >= busy_before else row["env/busy_s"]
         busy_before = row["env/busy_s"]
-    collect = sum(row["rollout/collect_s"] for row in steps.values())
+        if step not in evaluated and step - 1 not in evaluated:  # an evaluation keeps the same workers busy
+            busy, collect = busy + spent, collect + row["rollout/collect_s"]
+    if not collect:
+        return {"unknown": f"{folder.name}: an evaluation lies at or before every step"}
     played = max(row.get("env/steps", 0.0) for row in steps.values())
     return {
         "name": folder.name,
