@@ -9,7 +9,7 @@ speed    steps and resets per CPU second of one environment (the first of its fa
          each further environment, and steps per second of wall time with many environments at once through the pool. The value is the
          share of a run's rollout time that its environments took: the workers' busy time over the time batches were collected, in steps
          without an evaluation. Goal: at most 0.1.
-success  the success rate of every player in every environment with its 95 % Wilson interval; families of more than 24 environments in one
+success  the success rate of every player in every environment with its 95 % Wilson interval; families of more than 40 environments in one
          row. The value is the rate of the weakest expert. Goal: 0.95 or more, or what the family's players give as ``expert_bound(task)``
          for tasks that cannot always be won, and the random player below the expert, wherever there is an expert.
 """

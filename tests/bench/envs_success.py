@@ -18,9 +18,10 @@ from envs import registry
 from envs.api import EnvTask, TextEnv
 from envs.players import Players, play, players_of
 
-_MOST_ROWS = 24  # a family with more environments has one row
+_MOST_ROWS = 40  # a family with more environments has one row
 _FEWEST = 20  # episodes, however slow
 _SLOW_EPISODES = 60  # of environments that say they are slow
+_SLOW_PATIENCE = 10  # times the seconds
 _BOUND = 0.95
 _Z = 1.959964  # normal quantile of 97.5 %
 
@@ -87,7 +88,7 @@ def _row(name: str, tasks: list[EnvTask], players: Players, episodes: int, secon
     try:
         envs[tasks[0].env] = registry.make(tasks[0].env)
         if getattr(type(envs[tasks[0].env]), "slow", False):
-            episodes = min(episodes, _SLOW_EPISODES)
+            episodes, seconds = min(episodes, _SLOW_EPISODES), seconds * _SLOW_PATIENCE
         rates: dict[str, list[float]] = {}
         source = ""
         for label, make in _ways(players, tasks[0]).items():
