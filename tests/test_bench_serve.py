@@ -118,11 +118,11 @@ def small(monkeypatch):
 
 
 def test_small_soak(small):
-    found = asyncio.run(soak_serve.soak(120, 0, lambda _: None))
+    found = asyncio.run(soak_serve.soak(300, 0, lambda _: None))
     assert found["faults"] == []
-    assert found["requests"] >= 120
+    assert found["requests"] >= 300
     assert {kind for kind in soak_serve.KINDS if found["counts"][kind]} == set(soak_serve.KINDS)
-    assert found["counts"]["compared_with_solo"] > 8
+    assert found["counts"]["compared_with_solo"] > 20
     assert found["swaps"] > 0
 
 
