@@ -154,8 +154,13 @@ class Explorer:
         open_ends = {square for square in known if any(beside not in self._map and beside not in self._near for beside in _around(square))}
         if self._direction and self._start is not None:
             dx, dy = paths.STEPS[self._direction]
-            target = (self._start[0] + 12 * dx, self._start[1] + 12 * dy)
-            ranked = sorted(open_ends, key=lambda square: (_distance(here, square) + 2 * _distance(square, target), square))
+            x, y = self._start
+
+            def cost(square: Square) -> float:  # how far it lies that way counts, not how far to the side of it
+                ahead = ((square[0] - x) * dx + (square[1] - y) * dy) / (abs(dx) + abs(dy))
+                return _distance(here, square) - 2 * min(ahead, 12)
+
+            ranked = sorted(open_ends, key=lambda square: (cost(square), square))
             found = next((way for square in ranked[:8] if (way := self._way(here, square))), None)
         else:
             found = paths.nearest(here, self._steps_from(here, known), lambda at: at in open_ends and at != here, self._doors)

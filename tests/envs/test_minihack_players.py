@@ -52,7 +52,7 @@ def test_expert_beats_explorer_beats_random():
     assert random < explore < expert_ == 12
 
 
-@pytest.mark.parametrize("name", ["room_dark_15x15", "memento_short_f2", "river_narrow"])
+@pytest.mark.parametrize("name", ["room_dark_15x15", "memento_short_f2", "memento_f2", "river_narrow"])
 def test_right_lesson_beats_wrong_lesson(name):
     assert wins(name, "follow", 6) > wins(name, "follow", 6, right=False) + 2
 
