@@ -233,7 +233,7 @@ class _Lane:
         except TimeoutError:
             late = f"a call on the device ran into its deadline of {self._call_timeout_s:g} s, or {self._start_timeout_s:g} s to compile"
             self.fail(EnvError(f"{late} (raise env.call_timeout_s if this machine is that slow)"), restarts=1)
-        except Exception as failure:
+        except Exception as failure:  # whatever the device raises ends the batch: every holder is told, and it is counted as a restart
             self.fail(EnvError(f"the batch on the device failed: {type(failure).__name__}: {failure}"), restarts=1)
 
     async def _make_room(self) -> None:

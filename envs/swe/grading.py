@@ -45,9 +45,12 @@ class Verdict:
     why: str = ""
 
 
+PARTS = 3  # what the grader has run, one after the other, each within its limits: telling the patch, laying it on, the tests
+
+
 @dataclasses.dataclass(frozen=True)
 class Grader:
-    """Grades in ``sandbox``. ``narrow``: the sandbox shows pytest alone (see ``layout``). ``limits``: of the run of all tests."""
+    """Grades in ``sandbox``. ``narrow``: the sandbox shows pytest alone (see ``layout``). ``limits``: of each of the ``PARTS``."""
 
     sandbox: Sandbox
     narrow: bool = True

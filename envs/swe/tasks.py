@@ -6,7 +6,7 @@ Owns: the environment ``swe/repair`` (its task ids are instance ids) and its opt
     max_turns  turns before the state is graded as it is
     command_s  seconds before a command is stopped
     episode_s  seconds that all commands of an episode may take together
-    grading_s  seconds before the hidden tests are stopped, which makes them fail
+    grading_s  seconds before the hidden tests are stopped, which makes them fail (and of each step before them)
     backend    "auto" (bubblewrap, else user namespaces), "bwrap", "userns" or "docker"
 Where the variable SWE_INSTANCES names a JSON-lines file in SWE-bench's schema, its instances take the place of those that come with the
 package.
@@ -26,6 +26,7 @@ from envs.swe.bounds import Limits
 from envs.swe.catalogue import Catalogue, catalogue
 from envs.swe.docker import Docker
 from envs.swe.env import PROMPTS, Style, SweRepair
+from envs.swe.grading import PARTS
 from envs.swe.layout import narrow, whole
 from envs.swe.sandbox import Sandbox, find_backend
 from envs.swe.workplace import Here
@@ -69,8 +70,15 @@ def spec(name: str, **options: Any) -> EnvSpec:
         actions=(),
         max_turns=chosen.max_turns,
         system_prompt=prompt,
-        call_timeout_s=chosen.command_s + chosen.grading_s + (_DOCKER_S if chosen.backend == "docker" else 30.0),  # the last call does both
+        call_timeout_s=_longest_call_s(chosen),
     )
+
+
+def _longest_call_s(chosen: Options) -> float:
+    """Seconds: the last call runs a command, then grades. A shorter deadline would blame the environment for a slow patch."""
+    if chosen.backend == "docker":
+        return chosen.command_s + chosen.grading_s + _DOCKER_S
+    return chosen.command_s + PARTS * chosen.grading_s + 30.0
 
 
 def prepare() -> None:

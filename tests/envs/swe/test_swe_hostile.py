@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from envs.api import EnvError
-from envs.swe import grading, repositories
+from envs.swe import grading, repositories, tasks
 from envs.swe.calls import Call
 from envs.swe.grading import Grader
 from envs.swe.players import _change
-from envs.swe.sandbox import Finished
+from envs.swe.sandbox import Finished, Sandbox
 
 TASK = "algorithm__searching"
 
@@ -198,3 +198,17 @@ def test_closing_removes_whatever_was_made(bench):
     working.close()
     assert not home.exists()
     working.close()
+
+
+def test_the_deadline_of_a_call_covers_a_command_and_every_part_of_grading(working, monkeypatch):
+    limits, run = list[float](), Sandbox.run
+
+    def counted(self, argv, limit, **more):
+        limits.append(limit.wall_s)
+        return run(self, argv, limit, **more)
+
+    monkeypatch.setattr(Sandbox, "run", counted)
+    working.grade()
+    assert len(limits) == grading.PARTS
+    options = {"command_s": 7, "grading_s": 11}
+    assert tasks.spec("repair", **options).call_timeout_s > 7 + len(limits) * 11
