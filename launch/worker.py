@@ -87,10 +87,11 @@ def stop(args: argparse.Namespace) -> int:
         (args.folder / "stop").write_text(f"{args.grace_s:g}")
         state = _read_state(args.folder)
         _signal(os.kill, state.get("pid"), signal.SIGTERM)
-        if not _until(lambda: not _locked(args.folder), args.grace_s + 15):
+        gone = lambda: not _locked(args.folder) and not _runs(state.get("pid"))  # noqa: E731
+        if not _until(gone, args.grace_s + 15):
             _signal(os.killpg, state.get("child"), signal.SIGKILL)
             _signal(os.kill, state.get("pid"), signal.SIGKILL)
-            _until(lambda: not _locked(args.folder), 10)
+            _until(gone, 10)
     print(status_line(args.folder))
     return 0
 
@@ -311,6 +312,16 @@ def _lock(folder: pathlib.Path) -> Iterator[bool]:
 def _locked(folder: pathlib.Path) -> bool:
     with _lock(folder) as mine:
         return not mine
+
+
+def _runs(pid: int | None) -> bool:
+    """Whether a process is there and has not ended (one whose exit code nobody collects stays listed)."""
+    if not pid:
+        return False
+    try:
+        return ") Z " not in pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _until(true: Any, limit_s: float) -> bool:
