@@ -171,12 +171,14 @@ class ObserveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class OnStepRequest(_message.Message):
-    __slots__ = ("request_id", "step")
+    __slots__ = ("request_id", "step", "run")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     step: int
-    def __init__(self, request_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    run: str
+    def __init__(self, request_id: _Optional[str] = ..., step: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class OnStepReply(_message.Message):
     __slots__ = ()
@@ -296,22 +298,26 @@ class CheckpointReply(_message.Message):
     def __init__(self, saved: _Optional[str] = ...) -> None: ...
 
 class RestoreRequest(_message.Message):
-    __slots__ = ("request_id", "saved", "rewind")
+    __slots__ = ("request_id", "saved", "rewind", "run")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     REWIND_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     saved: str
     rewind: bool
-    def __init__(self, request_id: _Optional[str] = ..., saved: _Optional[str] = ..., rewind: _Optional[bool] = ...) -> None: ...
+    run: str
+    def __init__(self, request_id: _Optional[str] = ..., saved: _Optional[str] = ..., rewind: _Optional[bool] = ..., run: _Optional[str] = ...) -> None: ...
 
 class RestoreReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("values",)

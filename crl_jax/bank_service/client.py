@@ -21,6 +21,7 @@ from crl_jax.bank_service import codec
 from crl_jax.bank_service.edge import Address, BankRefused, Edge, Retry
 from crl_jax.bank_service.gather import Gather
 from crl_jax.bank_service.limits import MESSAGE_BYTES
+from crl_jax.bank_service.run_steps import prefix_of
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.schema import BankServerConfig
 from crl_jax.experience.buffer import Sample
@@ -52,8 +53,8 @@ class HandWritten(NamedTuple):
 class RemoteBank:
     """Mutable client for the event loop it is made on. Every method raises BankRefused, BankUnavailable and TimeoutError as `Edge.call`.
 
-    ``run`` comes before the ids of episodes, so that runs that share a bank do not take each other's. ``timeout_s`` bounds every call, all
-    its attempts together.
+    ``run`` comes before the ids of episodes, so that runs that share a bank do not take each other's; the processes of one run have the
+    same, and ids of their own. ``timeout_s`` bounds every call, all its attempts together.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RemoteBank:
         self._edge = Edge(
             address or Address.of(url), token=token, retry=retry, message_bytes=message_bytes, most=most_calls, rng=random.Random(seed)
         )
-        self._message_bytes, self._timeout_s, self._run = message_bytes, timeout_s, f"{run}/" if run else ""
+        self._message_bytes, self._timeout_s, self._run = message_bytes, timeout_s, run
         self._ids = (f"{uuid.uuid4().hex}-{n}" for n in itertools.count())
         self._queries = {
             peek: Gather[tuple[str, str], list[Shown]](functools.partial(self._search, peek), most=batch, wait_s=batch_wait_s)
@@ -103,7 +104,12 @@ class RemoteBank:
     async def ask(self, namespace: str, query: str, *, episode_id: str, number: int = 0, peek: bool = False) -> Answer | None:
         """As `ExperienceManager.ask`."""
         request = pb.AskRequest(
-            request_id=next(self._ids), namespace=namespace, query=query, episode_id=self._run + episode_id, number=number, peek=peek
+            request_id=next(self._ids),
+            namespace=namespace,
+            query=query,
+            episode_id=prefix_of(self._run) + episode_id,
+            number=number,
+            peek=peek,
         )
         found = await self._call("Ask", request, pb.AskReply, attempt_s=self._timeout_s)
         return Answer(found.text, found.generation_id or None, found.experience_id) if found.found else None
@@ -136,8 +142,9 @@ class RemoteBank:
         return [_entry(entry) for entry in (await self._call("List", request, pb.ListReply)).entries]
 
     async def stats(self) -> dict[str, float]:
-        """The server's counters and gauges, and this client's under ``client_...``; ``client_queue`` are queries and calls that wait."""
-        found = dict((await self._call("Stats", pb.StatsRequest(), pb.StatsReply)).values)
+        """The server's counters and gauges, and this client's under ``client_...``; ``client_queue`` are queries and calls that wait.
+        ``step`` is the newest that any process of this run gave to `on_step`, 0 before its first since it started or was restored."""
+        found = dict((await self._call("Stats", pb.StatsRequest(run=self._run), pb.StatsReply)).values)
         return found | {f"client_{name}": value for name, value in self.counters().items()}
 
     def counters(self) -> dict[str, float]:
@@ -154,8 +161,9 @@ class RemoteBank:
     # ---------------------------------------------------------------------------------------------------------------- learning
 
     async def on_step(self, step: int) -> None:
-        """As `ExperienceManager.on_step`."""
-        await self._call("OnStep", pb.OnStepRequest(request_id=next(self._ids), step=step), pb.OnStepReply)
+        """As `ExperienceManager.on_step`. In a run with a name the first process that comes to a step begins it, the others' calls change
+        nothing."""
+        await self._call("OnStep", pb.OnStepRequest(request_id=next(self._ids), step=step, run=self._run), pb.OnStepReply)
 
     async def observe(self, episodes: Sequence[Episode]) -> None:
         """As `ExperienceManager.observe`; a group is never cut."""
@@ -223,7 +231,8 @@ class RemoteBank:
         return json.loads(found.saved)
 
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True) -> None:
-        """As `ExperienceManager.restore`."""
+        """As `ExperienceManager.restore`, for all processes of the run: one of them calls it, before any other changes the bank. Without
+        ``rewind`` episodes of the run that still wait may be played and submitted again; the first of each is distilled."""
         await self._restore(json.dumps(saved), rewind)
 
     async def restart(self, *, rewind: bool = True) -> None:
@@ -254,11 +263,11 @@ class RemoteBank:
         return [found.get(i) for i in ids]
 
     async def _restore(self, saved: str, rewind: bool) -> None:
-        request = pb.RestoreRequest(request_id=next(self._ids), saved=saved, rewind=rewind)
+        request = pb.RestoreRequest(request_id=next(self._ids), saved=saved, rewind=rewind, run=self._run)
         await self._call("Restore", request, pb.RestoreReply, attempt_s=self._timeout_s)
 
     def _named(self, message: pb.Episode) -> pb.Episode:
-        message.id = self._run + message.id
+        message.id = prefix_of(self._run) + message.id
         return message
 
     def _cut(self, groups: list[list[pb.Episode]]) -> Iterator[list[pb.Episode]]:

@@ -16,12 +16,13 @@ import contextlib
 import json
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from typing import Any
 
 from crl_jax.bank_service import codec
 from crl_jax.bank_service.limits import Refused
 from crl_jax.bank_service.once import Once
+from crl_jax.bank_service.run_steps import RunSteps, prefix_of
 from crl_jax.experience.bank import Author
 from crl_jax.experience.manager import Answer, ExperienceManager
 from crl_jax.experience.store import Store, StoreError
@@ -29,7 +30,7 @@ from crl_jax.experience.writer import Written
 from crl_jax.records import BankOp, Episode
 
 KEPT_REQUESTS = 100_000  # answers on disk; older ones are forgotten
-_STEP = "service_step"  # the row of ``meta``
+_STEP, _STEPS = "service_step", "service_run_steps"  # rows of ``meta``
 _EMPTY = json.dumps({"waiting": [], "trained": [], "counts": {}})
 
 
@@ -43,6 +44,8 @@ class DurableManager(ExperienceManager):
         self._once: Once[str] = Once(self._answered, self.counts)
         self._waiting: deque[Episode] = deque()  # in the inbox, not yet in the queue
         self._promised = 0  # episodes of calls that are being taken
+        self._again: set[str] = set()  # ids that may be submitted again: their run went back while they waited
+        self._steps = RunSteps()
         self._wake = asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
         self._answers = 0
@@ -50,10 +53,11 @@ class DurableManager(ExperienceManager):
     async def start(self) -> None:
         """Load the bank, begin the tasks, take up the episodes that wait in the inbox."""
         await super().start()
-        self.step = await self._thread.run(self._store.read, _step_of)
+        self.step, self._steps = await self._thread.run(self._store.read, _steps_of)
         await self._thread.run(self._store.forget_requests, KEPT_REQUESTS)
         inbox = await self._thread.run(self._store.inbox)
         self.counts["inbox_at_start"] = len(inbox)
+        self._again = set(inbox)  # with the server their run may have been killed
         if self.learns:
             self._waiting.extend(map(codec.episode_from_text, inbox.values()))
             self._feeder = self._spawn(self._feed())
@@ -124,8 +128,10 @@ class DurableManager(ExperienceManager):
             self._promised += len(episodes)
             try:
                 items = {episode.id: codec.episode_to_text(episode) for episode in episodes}
-                await self._thread.run(self._store.transaction, lambda db: _take(db, key, items))
-                self._waiting.extend(episodes)
+                taken: set[str] = set()
+                await self._thread.run(self._store.transaction, lambda db: taken.update(_take(db, key, items, self._again)))
+                self.counts["submitted_again"] += len(items) - len(taken)
+                self._waiting.extend(episode for episode in episodes if episode.id in taken)
             finally:
                 self._promised -= len(episodes)
             self._wake.set()
@@ -133,12 +139,20 @@ class DurableManager(ExperienceManager):
 
         await self._do(key, work)
 
-    async def step_once(self, key: str, step: int) -> None:
-        """As `on_step`; the step outlives the process."""
+    def step_of(self, run: str) -> int:
+        """The newest step ``run`` began, 0 if none since it started or went back; for "" the newest of all."""
+        return self._steps.newest(run) if run else self.step
+
+    async def step_once(self, key: str, step: int, *, run: str = "") -> None:
+        """As `on_step` if ``run`` has not come that far yet; the step outlives the process."""
 
         async def work() -> str:
-            self.on_step(step)
-            await self._thread.run(self._store.transaction, lambda db: self._keep(db, key, "{}", step=step))
+            if self._steps.is_new(run, step):
+                self.on_step(step)
+                self._steps.begin(run, step)
+            else:
+                self.counts["steps_repeated"] += 1
+            await self._thread.run(self._store.transaction, lambda db: self._keep(db, key, "{}", step=self.step))
             return "{}"
 
         await self._do(key, work)
@@ -161,16 +175,20 @@ class DurableManager(ExperienceManager):
 
         await self._do(key, work)
 
-    async def restore_once(self, key: str, saved: dict[str, Any] | None, *, rewind: bool, timeout_s: float) -> None:
-        """As `restore`; None: as `restart`. With ``rewind`` episodes that wait are dropped, and what is being distilled is waited for."""
+    async def restore_once(self, key: str, saved: dict[str, Any] | None, *, rewind: bool, timeout_s: float, run: str = "") -> None:
+        """As `restore`; None: as `restart`. With ``rewind`` episodes that wait are dropped, and what is being distilled is waited for;
+        without it ``run`` may submit those of its own that wait again, to no effect."""
         record = saved or {"revision": 0, "step": 0, "buffer": _EMPTY}
 
         def keep(db: sqlite3.Connection) -> None:
             if rewind:
                 db.execute("DELETE FROM inbox")
+            else:
+                self._again.update(i for (i,) in db.execute("SELECT id FROM inbox") if i.startswith(prefix_of(run)))
             self._keep(db, key, "{}", step=int(record["step"]), buffer=str(record["buffer"]))
 
         async def work() -> str:
+            self._steps.forget(run)
             if rewind:
                 self._waiting.clear()
                 if left := await super(DurableManager, self).drain(timeout_s):
@@ -267,21 +285,28 @@ class DurableManager(ExperienceManager):
         db.execute("INSERT INTO requests (id, answer) VALUES (?,?)", (key, answer))
         db.execute("INSERT OR REPLACE INTO buffer VALUES (0, ?)", (self.buffer.to_json() if buffer is None else buffer,))
         if step is not None:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (_STEP, str(step)))
+            rows = ((_STEP, str(step)), (_STEPS, self._steps.to_json()))
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", rows)
 
 
-def _take(db: sqlite3.Connection, key: str, items: dict[str, str]) -> None:
+def _take(db: sqlite3.Connection, key: str, items: dict[str, str], again: Container[str]) -> list[str]:
+    """Into the inbox, but for those of ``again`` that are there; returns the ids that were put."""
+    taken: list[str] = []
     for episode_id, text in items.items():
         if db.execute("SELECT 1 FROM inbox WHERE id=?", (episode_id,)).fetchone():
+            if episode_id in again:
+                continue
             fix = "give every run its own name (run.name), or wait until it is distilled"
             raise Refused("ALREADY_EXISTS", f"another episode {episode_id} waits for distillation: {fix}")
         db.execute("INSERT INTO inbox (id, data) VALUES (?,?)", (episode_id, text))
+        taken.append(episode_id)
     db.execute("INSERT INTO requests (id, answer) VALUES (?,?)", (key, "{}"))
+    return taken
 
 
-def _step_of(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT value FROM meta WHERE key=?", (_STEP,)).fetchone()
-    return int(row[0]) if row else 0
+def _steps_of(db: sqlite3.Connection) -> tuple[int, RunSteps]:
+    found = {row: db.execute("SELECT value FROM meta WHERE key=?", (row,)).fetchone() for row in (_STEP, _STEPS)}
+    return int(found[_STEP][0]) if found[_STEP] else 0, RunSteps.of_json(found[_STEPS][0] if found[_STEPS] else "{}")
 
 
 def _summary(done: Written) -> str:

@@ -94,10 +94,9 @@ class BankService:
         return reply
 
     async def Stats(self, r: pb.StatsRequest) -> pb.StatsReply:
-        """Counters and gauges of the manager, and of the server under ``server_...``."""
-        del r
+        """Counters and gauges of the manager, and of the server under ``server_...``; ``step`` is the newest one the asking run began."""
         door = {f"server_{name}": value for name, value in self.door().items()}
-        return pb.StatsReply(values=self._manager.stats() | door)
+        return pb.StatsReply(values=self._manager.stats() | {"step": self._manager.step_of(r.run)} | door)
 
     # ---------------------------------------------------------------------------------------------------------------- learning
 
@@ -117,8 +116,8 @@ class BankService:
         return pb.ObserveReply()
 
     async def OnStep(self, r: pb.OnStepRequest) -> pb.OnStepReply:
-        """The trainer is at this step."""
-        await self._manager.step_once(key_of("OnStep", r.request_id), r.step)
+        """The trainer is at this step; what several processes of a run say begins it once."""
+        await self._manager.step_once(key_of("OnStep", r.request_id), r.step, run=r.run)
         return pb.OnStepReply()
 
     async def Drain(self, r: pb.DrainRequest) -> pb.DrainReply:
@@ -165,7 +164,7 @@ class BankService:
         saved = codec.checkpoint_from_text(r.saved) if r.saved else None
         key = key_of("Restore", r.request_id)
         try:
-            await self._manager.restore_once(key, saved, rewind=r.rewind, timeout_s=self._limits.call_timeout_s / 2)
+            await self._manager.restore_once(key, saved, rewind=r.rewind, timeout_s=self._limits.call_timeout_s / 2, run=r.run)
         except ValueError as error:  # the bank never was there
             raise Refused("FAILED_PRECONDITION", str(error)) from error
         return pb.RestoreReply()

@@ -308,6 +308,7 @@ class ExperienceManager:
         gauges: dict[str, float] = {
             "entries": len(self.state),
             "revision": self.state.revision,
+            "step": self.step,
             "pending": self._pipeline.pending,
             "buffer": len(self.buffer),
             "vectors_repaired": self._writer.vectors_repaired,
