@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime
 import math
 import pathlib
 import sys
-import time
 from typing import Literal
 
 import jax
@@ -114,8 +112,6 @@ async def _serve_http(config: Config, role: str, source: Source, options: ServeO
                 queue=options.queue or 4 * engine.max_slots,
                 constrained=served.trie is not None,
                 weights=None if options.weights_folder is None else (options.weights_folder, served.load),
-                clock=time.monotonic,
-                now=lambda: datetime.datetime.now(datetime.UTC).timestamp(),
             )
             await server.serve(front, socket, ready=lambda host, port: announce(served, f"http://{host}:{port}/v1", token))
         finally:

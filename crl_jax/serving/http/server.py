@@ -1,16 +1,19 @@
 """The HTTP server: its parts put together, its socket, signals and orderly end.
 
-Owns: the listening socket. Promises: listens on this machine only unless there is a token; SIGINT and SIGTERM end it within
-``grace_s`` plus a few seconds, running requests get that long to finish; an address that cannot be used is one line that says why. Does
-not: load models.
+Owns: the listening socket. Promises: listens on this machine only unless there is a token; its end (`serve`: SIGINT and SIGTERM) takes at
+most ``grace_s`` plus a few seconds, running requests get that long to finish; an address that cannot be used is one line that says why.
+Does not: load models.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import errno
 import pathlib
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
 
 from crl_jax.checkpoint.paths import inside
 from crl_jax.serving.access import check_open_to
@@ -23,7 +26,12 @@ from crl_jax.serving.listening import Address, bound, in_use
 from crl_jax.serving.sampler import EngineSampler
 from crl_jax.serving.signals import stop_event
 
-__all__ = ["Address", "bound", "front", "serve"]
+__all__ = ["Address", "bound", "front", "running", "serve"]
+
+
+def time_of_day() -> float:
+    """Seconds since 1970."""
+    return datetime.datetime.now(datetime.UTC).timestamp()
 
 
 def front(
@@ -35,10 +43,10 @@ def front(
     queue: int,
     constrained: bool = False,
     weights: tuple[pathlib.Path, Load] | None = None,
-    clock: Callable[[], float],
-    now: Callable[[], float],
+    clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = time_of_day,
 ) -> Front:
-    """What the routes work with.
+    """What the routes work with, ``model`` being its name for clients and ``queue`` the completions in flight at most.
 
     ``weights``: the folder new weights may come from, and what loads a file; ``clock`` counts seconds, ``now`` is the time of day.
     """
@@ -51,9 +59,11 @@ def front(
     return Front(sampler, codec, model, completions, sessions, Answers(clock), updates, token, now, constrained)
 
 
-async def serve(front: Front, listening: socket.socket, *, ready: Callable[[str, int], None], grace_s: float = 3.0) -> None:
-    """Serves until a signal comes. ``ready(host, port)`` is called when requests are accepted. Raises AccessError before that, and
-    AddressError: of two sockets that have the same address, which the system allows, the first to listen gets it.
+@contextlib.asynccontextmanager
+async def running(front: Front, listening: socket.socket, *, grace_s: float = 3.0) -> AsyncIterator[tuple[str, int]]:
+    """Serves inside the block, on its event loop; gives host and port. At the end requests get ``grace_s`` to finish, then they are
+    cancelled. Raises AccessError before it begins, and AddressError: of two sockets that have the same address, which the system allows,
+    the first to listen gets it.
     """
     host, port = listening.getsockname()[:2]
     check_open_to(host, front.token)
@@ -66,9 +76,15 @@ async def serve(front: Front, listening: socket.socket, *, ready: Callable[[str,
             if error.errno == errno.EADDRINUSE:
                 raise in_use(f"{host}:{port}") from error
             raise
+        yield host, port
+    finally:
+        front.completions.closing = True
+        await runner.cleanup()
+
+
+async def serve(front: Front, listening: socket.socket, *, ready: Callable[[str, int], None], grace_s: float = 3.0) -> None:
+    """`running` until a signal comes. ``ready(host, port)`` is called when requests are accepted."""
+    async with running(front, listening, grace_s=grace_s) as (host, port):
         with stop_event() as stop:
             ready(host, port)
             await stop.wait()
-        front.completions.closing = True
-    finally:
-        await runner.cleanup()
