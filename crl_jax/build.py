@@ -8,15 +8,12 @@ stopped when the run ends or fails, in reverse order. Does not: train.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import pathlib
-import resource
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -26,7 +23,7 @@ from crl_jax.checkpoint.background import Saver
 from crl_jax.checkpoint.retention import Keep
 from crl_jax.config.roles import RoleConfig
 from crl_jax.config.schema import Config
-from crl_jax.experience.buffer import Sample, TrainingBuffer
+from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import ExactIndex, Index
 from crl_jax.experience.manager import ExperienceManager
@@ -39,11 +36,12 @@ from crl_jax.experience.snapshot import copy_of
 from crl_jax.experience.store import Store
 from crl_jax.experience.verdict import GatePrompts
 from crl_jax.host_memory import keep_freed_memory
+from crl_jax.job import Job
 from crl_jax.lookup import RoleParts
-from crl_jax.models import transformer
 from crl_jax.models.codec import ChatCodec
 from crl_jax.models.embedder import MiniLM
-from crl_jax.records import Episode, Experience, SamplingParams, Task
+from crl_jax.processes import Processes
+from crl_jax.records import SamplingParams
 from crl_jax.role import Role
 from crl_jax.role_sampler import open_sampler
 from crl_jax.role_settings import buckets_of, execution, lora_of, objective_of, optimizer_of
@@ -52,15 +50,14 @@ from crl_jax.rollout.collector import Collector, CollectSettings
 from crl_jax.rollout.gate import Gate, GateSettings
 from crl_jax.rollout.pools import Pools
 from crl_jax.rollout.shell import Shell
-from crl_jax.rollout.tasks import Goal, Mixture, TaskStream
+from crl_jax.rollout.tasks import Goal
+from crl_jax.run import Run
 from crl_jax.run_bank import LocalBank, RunBank, own_bank, shared_bank
 from crl_jax.run_files import BANK_FILE
-from crl_jax.run_state import RunCounters
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.sampler import Sampler
 from crl_jax.telemetry.profiler import ProfilerWindow
-from crl_jax.telemetry.totals import Totals
 from crl_jax.telemetry.tracker import FanOut, open_trackers
 from envs import registry
 
@@ -69,135 +66,15 @@ Managed = TypeVar("Managed", bound=ExperienceManager)
 SAVED_WITHIN_S = 60.0  # at the end of a run: the longest wait for a checkpoint that is being written
 
 
-@dataclasses.dataclass
-class Run:
-    """A started run: every part of it, ready to be used by ``train`` and ``evaluate``."""
-
-    config: Config
-    folder: pathlib.Path
-    shell: Shell
-    collector: Collector
-    stream: TaskStream | Mixture
-    eval_sets: dict[str, list[Task]]
-    actor: Role
-    extractor: Role | None
-    manager: RunBank | None
-    trackers: FanOut
-    profiler: ProfilerWindow
-    saver: Saver
-    clock: Callable[[], float] = time.monotonic
-    extractor_updates: int = 0
-    totals: Totals = dataclasses.field(default_factory=Totals)
-    counters: RunCounters = dataclasses.field(default_factory=RunCounters)  # of the steps that are finished, whose rows are written
-    scores: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # metrics of the last of them, for its checkpoint
-
-    @property
-    def trains_actor(self) -> bool:
-        """False for the method that only grows experience."""
-        return self.config.run.method != "exp_only"
-
-    @property
-    def trains_extractor(self) -> bool:
-        """False without a bank and for the method whose extractor stays frozen."""
-        return self.config.run.method in ("exp_only", "complementary")
-
-    @property
-    def collect_deadline_s(self) -> float:
-        """The longest wait for one batch, one generation or one call of the bank, in seconds."""
-        return self.config.run.collect_timeout_s
-
-    def guided_per_group(self, step: int) -> int:
-        """How many episodes of each group read the bank at ``step``: none before the bank's warm-up is over."""
-        run = self.config.run
-        warm = self.manager is not None and step >= self.config.bank.warmup_steps
-        return round(run.guided_fraction * run.group_size) if warm else 0
-
-    def feed_bank(self, episodes: Sequence[Episode], step: int) -> None:
-        """Usage, credit and distillation of finished episodes. In a synchronous run it waits until all of them are distilled."""
-        if self.manager is not None:
-            deadline_s = self.collect_deadline_s + 10  # the drain inside names what is late, so it may end first
-            self.shell.call(self._feed(self.manager, episodes, step), deadline_s, f"feeding the bank at step {step}")
-
-    async def _feed(self, manager: RunBank, episodes: Sequence[Episode], step: int) -> None:
-        await manager.on_step(step)
-        await manager.observe(episodes)
-        which = self.config.extractor.submit
-        for episode in episodes:
-            wanted = which == "all" or (which == "guided" and episode.shown) or (which == "success" and episode.success)
-            if wanted and episode.reward is not None:
-                await manager.submit(episode)
-        if self.config.run.sync and (left := await manager.drain(self.collect_deadline_s)):
-            late = f"{left} episodes of step {step} were not distilled within {self.collect_deadline_s:.0f} s"
-            raise TimeoutError(f"{late} (raise run.collect_timeout_s)")
-
-    def pop_evidence(self, step: int) -> list[Sample] | None:
-        """The next full extractor batch, or None."""
-        assert self.manager is not None
-        return self.shell.call(self.manager.pop_batch(), self.collect_deadline_s, "the extractor's batch")
-
-    def record_training(self, evidence: Sequence[Sample], weights: Sequence[float], step: int) -> None:
-        """The extractor was just trained on ``evidence``; those of weight 0 do not count as trained."""
-        assert self.manager is not None
-        self.extractor_updates += 1
-        trained = [s.generation.id for s, w in zip(evidence, weights, strict=True) if w > 0]
-        self.shell.call(self.manager.record_trained(trained, step=step), self.collect_deadline_s, "recording the extractor's batch")
-
-    def lesson_texts(self, episode: Episode) -> list[str]:
-        """Texts of the lessons the episode read that are still in the bank."""
-        if self.manager is None:
-            return []
-        refined = {verdict.experience_id: verdict.text for verdict in episode.verdicts if verdict.text}
-        found = self.shell.call(self.manager.find(episode.shown), self.collect_deadline_s, "reading lessons")
-        return [refined.get(entry.id, entry.text) for entry in found]
-
-    def by_part(self, episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-        """The episodes of each part of the mixture, in the recipe's order; empty without a mixture."""
-        envs = self.collector.settings.envs
-        return {part: [e for e in episodes if envs[e.task.env].part == part] for part in self.config.env.mixture}
-
-    def newest_lessons(self, limit: int) -> list[Experience]:
-        """The newest entries of the bank, newest first."""
-        return [] if self.manager is None else self.shell.call(self.manager.newest(limit), self.collect_deadline_s, "reading lessons")
-
-    def metrics(self) -> dict[str, Any]:
-        """Counters (of the whole run, also of its earlier processes) and gauges of the environments, the bank, the samplers, the
-        checkpoints and this process."""
-        return self.totals.of(self.counted()) | {f"checkpoint/{name}": value for name, value in self.saver.stats().items()}
-
-    def counted(self) -> dict[str, Any]:
-        """The same of this process alone."""
-        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found: dict[str, Any] = {"extractor/updates": self.extractor_updates, "host/peak_rss_gib": peak_kib / 2**20}
-        found |= {f"env/{name}": value for name, value in dataclasses.asdict(self.collector.pool.stats()).items()}
-        if self.manager is not None:
-            stats = self.shell.call(self.manager.stats(), self.collect_deadline_s, "counting in the bank")
-            found |= {f"bank/{name}": value for name, value in stats.items()}
-            found["bank/size"] = found["bank/entries"]
-        if self.collector.gate is not None:
-            found |= {f"gate/{name}": value for name, value in self.collector.gate.stats().items()}
-        for role in (self.actor, self.extractor):
-            if role is not None:
-                found |= {f"serve/{role.name}/{name}": value for name, value in role.sampler.stats().items()}
-                found |= {f"publish/{role.name}/{name}": value for name, value in role.published.metrics().items()}
-        return found
-
-    def describe(self, first_step: int) -> str:
-        """One line for the start of the run."""
-        c, n = self.config, transformer.count_params
-        roles = f"actor {c.actor.model} ({n(self.actor.model_config) / 1e6:.2f} M)"
-        if self.extractor is not None:
-            roles += f", extractor {c.extractor.model} ({n(self.extractor.model_config) / 1e6:.2f} M)"
-        devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
-        what = f"run {c.run.name}: {c.run.method}, seed {c.run.seed}, {roles}, {len(self.stream.goals)} tasks, {devices}"
-        return f"{what}, from step {first_step} of {c.run.steps}; files in {self.folder}"
-
-
 @contextlib.contextmanager
-def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterator[Run]:
+def open_run(config: Config, *, resume: bool, read_only: bool = False, job: Job | None = None) -> Iterator[Run]:
     """Build and start everything ``config`` names. Raises ConfigError before anything starts when the configuration cannot be run here.
 
-    ``read_only`` is for looking at a run that has a checkpoint: nothing in its folder changes, and the bank is a copy in memory.
+    ``read_only`` is for looking at a run that has a checkpoint: nothing in its folder changes, and the bank is a copy in memory. ``job``
+    says which of the models are trained here, and with which other processes.
     """
+    job = job or Job()
+    job.check(config)
     keep_compiled_programs(config.run.compile_cache)
     if jax.default_backend() == "cpu":
         keep_freed_memory()
@@ -206,26 +83,22 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
     prompts, lessons = lookup.actor_prompts(config.actor.prompt), lookup.extractor_prompts(config.extractor.prompt)
     gate_texts = lookup.gate_prompts(config.actor.gate.prompt)
     with contextlib.ExitStack() as stack:
-        folder = run_folder.existing(config) if read_only else stack.enter_context(run_folder.claim(config, resume=resume))
-        parts = lookup.run_parts(config, _roles(config))
+        folder = run_folder.existing(config) if read_only else stack.enter_context(run_folder.claim(config, job.processes, resume=resume))
+        parts = lookup.run_parts(config, job.roles(config))
         actor_codec = parts["actor"].codec
         lookup.check_actions(config, goals, actor_codec)
         trie = action_trie(config, goals, actor_codec) if config.env.constrained else None
-        sinks = dataclasses.replace(config.telemetry, jsonl=False, tensorboard=False, profile_steps=None) if read_only else config.telemetry
-        saver = _saver(config, folder)
-        stack.callback(saver.wait, SAVED_WITHIN_S)
-        trackers = open_trackers(folder, jsonl=sinks.jsonl, tensorboard=sinks.tensorboard)
-        stack.callback(trackers.close)
-        profiler = ProfilerWindow(folder / "tensorboard", sinks.profile_steps)
-        stack.callback(profiler.close)
+        saver, trackers, profiler = open_outputs(config, folder, job, stack, quiet=read_only)
         shell = stack.enter_context(Shell())
-        actor = _role(config, "actor", config.actor, parts["actor"], trie, shell, stack)
+        actor = open_role(config, "actor", parts["actor"], trie, shell, stack, job.processes)
         extractor, manager = None, None
         if "extractor" in parts:
-            extractor = _role(config, "extractor", config.extractor, parts["extractor"], None, shell, stack)
+            extractor = open_role(config, "extractor", parts["extractor"], None, shell, stack, job.processes)
+        if config.run.method != "baseline":
             if config.bank.server.url:
                 manager = shared_bank(config, shell, stack, read_only=read_only)
             else:
+                assert extractor is not None
                 store = copy_of(folder / BANK_FILE) if read_only else own_bank(folder / BANK_FILE, stack)
                 stack.callback(store.close)
                 own = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
@@ -250,21 +123,34 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False) -> Iterat
         )
         gate = None if manager is None else _gate(config, gate_texts, manager, actor.sampler, actor_codec, prompts.system)
         collector = Collector(pool, actor.sampler, actor_codec, prompts, None if manager is None else ManagedBank(manager), settings, gate)
-        if not read_only:
+        if not read_only and job.processes.first:
             run_folder.write_config(folder, config)
-        yield Run(config, folder, shell, collector, tasks.stream, tasks.eval_sets, actor, extractor, manager, trackers, profiler, saver)
+        outputs = {"trackers": trackers, "profiler": profiler, "saver": saver}
+        models = {"actor": actor, "extractor": extractor, "manager": manager}
+        tasked = {"stream": tasks.stream, "eval_sets": tasks.eval_sets}
+        yield Run(config=config, job=job, folder=folder, shell=shell, collector=collector, **tasked, **models, **outputs)
+
+
+def open_outputs(
+    config: Config, folder: pathlib.Path, job: Job, stack: contextlib.ExitStack, *, quiet: bool = False
+) -> tuple[Saver, FanOut, ProfilerWindow]:
+    """Where a run writes: its checkpoints, its metrics (those of a job are written by its first process), its traces."""
+    run, sinks, best, first = config.run, config.telemetry, config.run.keep_best, job.processes.first
+    keep = Keep(run.keep_last, best.count if best.metric else 0, best.metric, best.lowest)
+    saver = Saver(folder / "checkpoints", keep, processes=job.processes, wait_s=run.collect_timeout_s)
+    stack.callback(saver.wait, SAVED_WITHIN_S)
+    trackers = open_trackers(folder, jsonl=sinks.jsonl and first and not quiet, tensorboard=sinks.tensorboard and first and not quiet)
+    stack.callback(trackers.close)
+    traces = folder / "tensorboard" if first else folder / "tensorboard" / f"process_{job.processes.index}"
+    profiler = ProfilerWindow(traces, None if quiet else sinks.profile_steps)
+    stack.callback(profiler.close)
+    return saver, trackers, profiler
 
 
 def close_bank(shell: Shell, manager: ExperienceManager) -> None:
     """Ends the bank of a run; episodes that were not distilled in time are named in a warning (the bank's counts end with it)."""
     if lost := shell.call(manager.aclose(), CLOSE_S + 60, "closing the experience bank"):
         warnings.warn(f"the run ended before {lost} of its episodes were distilled: they teach nothing", RuntimeWarning, stacklevel=2)
-
-
-def _saver(config: Config, folder: pathlib.Path) -> Saver:
-    run, best = config.run, config.run.keep_best
-    keep = Keep(run.keep_last, best.count if best.metric else 0, best.metric, best.lowest)
-    return Saver(folder / "checkpoints", keep, wait_s=run.collect_timeout_s)
 
 
 def keep_compiled_programs(folder: str) -> None:
@@ -287,10 +173,6 @@ def keep_compiled_programs(folder: str) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _roles(config: Config) -> tuple[str, ...]:
-    return ("actor",) if config.run.method == "baseline" else ("actor", "extractor")
-
-
 def action_trie(config: Config, goals: Sequence[Goal], codec: ChatCodec) -> ActionTrie:
     """What may be said in the environments of ``goals``, for constrained sampling."""
     actions = dict.fromkeys(a for env in {goal.env: None for goal in goals} for a in registry.spec(env).actions)
@@ -311,9 +193,11 @@ def _sampling(role: RoleConfig, codec: Words, *, seed: int, constrained: bool = 
     )
 
 
-def _role(
-    config: Config, name: str, role: RoleConfig, parts: RoleParts, trie: ActionTrie | None, shell: Shell, stack: contextlib.ExitStack
+def open_role(
+    config: Config, name: str, parts: RoleParts, trie: ActionTrie | None, shell: Shell, stack: contextlib.ExitStack, processes: Processes
 ) -> Role:
+    """The ``actor`` or the ``extractor``, ready to learn and to sample; ``stack`` ends it."""
+    role: RoleConfig = config.actor if name == "actor" else config.extractor
     model, mesh, params = parts.model, parts.mesh, parts.params
     optimizer = optimizer_of(config, name, role)
     sampler, serving = open_sampler(name, role, parts, trie, shell, request_timeout_s=config.run.collect_timeout_s)
@@ -335,6 +219,7 @@ def _role(
         checksum=role.publish.checksum,
         lora=lora_of(role),
         adapter_seed=derive_seed(config.run.seed, name, "lora"),
+        processes=processes,
     )
 
 

@@ -83,6 +83,10 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     train = _with_config(_command(commands, "train", _train, "train an actor and an extractor"))
     train.add_argument("--resume", action="store_true", help="continue from the newest complete checkpoint of the run's folder")
+    train.add_argument("--role", choices=("actor", "extractor"), help="train this model alone: the other's job and the bank run elsewhere")
+    train.add_argument("--coordinator", default="", metavar="HOST:PORT", help="where the processes of this job meet")
+    train.add_argument("--process-id", type=int, default=0, metavar="I", help="which of them this is, from 0")
+    train.add_argument("--processes", type=int, default=1, metavar="N", help="how many they are; all get the same command but for the id")
     train.add_argument("--profile-steps", metavar="A:B", help="write a profiler trace of steps A to B-1 for TensorBoard")
     evaluate = _with_config(_command(commands, "eval", _eval, "evaluate a checkpoint with and without experience"))
     evaluate.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest complete one)")
@@ -216,7 +220,8 @@ def _train(args: argparse.Namespace) -> int:
         except ValueError as error:
             raise ConfigError(str(error)) from error
     config = _load(args, *more)
-    return importlib.import_module("crl_jax.train").main(config, resume=args.resume)
+    topology = importlib.import_module("crl_jax.processes").Topology(args.coordinator, args.process_id, args.processes)
+    return importlib.import_module("crl_jax.train").main(config, resume=args.resume, role=args.role, topology=topology)
 
 
 def _eval(args: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ experience are paired. Does not: touch the learners.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.config.schema import Config
@@ -16,32 +17,45 @@ from crl_jax.rollout.assemble import success_rate
 from crl_jax.telemetry.tracker import displayed
 
 if TYPE_CHECKING:
-    from crl_jax.build import Run
+    from crl_jax.run import Run
+
+Around = Callable[[Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
-def evaluate(run: Run, *, step: int) -> dict[str, Any]:
+def evaluate(run: Run, *, step: int, around: Around | None = None) -> dict[str, Any]:
     """Evaluate and log under ``eval/<set>/<with|without>/<greedy|sampled>`` (success) and ``.../turns``; returns the metrics.
 
     Sets: ``known`` (unseen episodes of the training tasks) and ``heldout`` (tasks never trained on), as the configuration has them; of a
-    mixture also each part alone, as ``known.<part>``.
+    mixture also each part alone, as ``known.<part>``. ``around`` calls what plays the episodes, and may give it up by raising.
     """
+    played = (around or _plainly)(functools.partial(_play, run))
+    metrics = run.joined(played, f"the evaluation of step {step}")
+    run.trackers.log(step, metrics)
+    return metrics
+
+
+def _plainly(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return work()
+
+
+def _play(run: Run) -> dict[str, Any]:
+    """This process's part of all evaluations."""
     sampled = dataclasses.replace(run.collector.settings.sampling, seed=run.config.run.seed)
     modes = {"greedy": dataclasses.replace(sampled, temperature=0.0), "sampled": sampled}
     metrics: dict[str, Any] = {}
     for name, tasks in run.eval_sets.items():
+        mine = run.job.processes.share(len(tasks))
         for guided in (False, True) if run.manager is not None else (False,):
             for mode in run.config.run.eval_modes:
-                sampling = modes[mode]
-                kind = "with" if guided else "without"
+                kind, how = "with" if guided else "without", {"guided": guided, "sampling": modes[mode], "first": mine.start}
                 episodes = run.shell.call(
-                    run.collector.evaluate(tasks, name=f"eval/{name}/{mode}", guided=guided, sampling=sampling),
+                    run.collector.evaluate(tasks[mine.start : mine.stop], name=f"eval/{name}/{mode}", **how),
                     run.collect_deadline_s,
                     f"evaluation {name} {kind} experience",
                 )
                 for part, found in {"": episodes, **run.by_part(episodes)}.items():
                     if found:
                         metrics |= _metrics(found, f"eval/{name}{f'.{part}' if part else ''}/{kind}/{mode}")
-    run.trackers.log(step, metrics)
     return metrics
 
 

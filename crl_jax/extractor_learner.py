@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from crl_jax.config.roles import ExtractorLossConfig
+from crl_jax.experience.buffer import Sample
 from crl_jax.records import Sum
+from crl_jax.role import Role
 from crl_jax.rollout.assemble import extractor_samples
 
 if TYPE_CHECKING:
-    from crl_jax.build import Run
+    from crl_jax.run import Run
 
 Sums = dict[str, Sum]
 
@@ -81,17 +85,12 @@ class ExtractorLearner:
 
     def _update(self, step: int) -> Sums | None:
         """One batch, if one is full: what it measured."""
-        run, extractor, loss = self._run, self._run.extractor, self._run.config.extractor.loss
+        run, extractor = self._run, self._run.extractor
         assert extractor is not None
         if (evidence := run.pop_evidence(step)) is None:
             return None
         started = time.perf_counter()
-        samples, weights = extractor_samples(evidence, step=step, alpha=loss.alpha, cooldown_steps=loss.cooldown_steps)
-        found: Sums = extractor.update(samples) | {
-            "reward": Sum(sum(e.reward for e in evidence), len(evidence)),
-            "weight": Sum(sum(weights), len(weights)),
-            "lag": Sum(sum(extractor.version - e.generation.versions[0] for e in evidence), len(evidence)),
-        }
+        found, weights = learn_from(extractor, evidence, step=step, loss=run.config.extractor.loss)
         run.record_training(evidence, weights, step)
         extractor.publish()
         self._busy_s += time.perf_counter() - started
@@ -99,6 +98,22 @@ class ExtractorLearner:
 
     def _add(self, found: Sums) -> None:
         self._sums = _plus(self._sums, found)
+
+
+def learn_from(
+    extractor: Role, evidence: Sequence[Sample], *, step: int, loss: ExtractorLossConfig, mine: slice = slice(None)
+) -> tuple[Sums, list[float]]:
+    """One update on ``evidence``: what it measured, and the weight of each sample. Of several processes, each with all of the evidence,
+    one computes those in ``mine``: advantages are over the whole batch.
+    """
+    samples, weights = extractor_samples(evidence, step=step, alpha=loss.alpha, cooldown_steps=loss.cooldown_steps)
+    lags = [extractor.version - sample.generation.versions[0] for sample in evidence]
+    found: Sums = extractor.update(samples[mine]) | {
+        "reward": Sum(sum(sample.reward for sample in evidence), len(evidence)),
+        "weight": Sum(sum(weights), len(weights)),
+        "lag": Sum(sum(lags), len(lags)),
+    }
+    return found, weights
 
 
 def _plus(a: Sums, b: Sums) -> Sums:

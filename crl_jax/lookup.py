@@ -33,7 +33,7 @@ from crl_jax.rollout.collector import EnvSettings
 from crl_jax.rollout.tasks import Goal, Mixture, TaskStream, fixed_tasks
 from crl_jax.seeds import derive_seed
 from crl_jax.sharding.mesh import DATA, FSDP, make_mesh
-from crl_jax.sharding.reshard import serving_mesh
+from crl_jax.sharding.reshard import own_part, serving_mesh
 from crl_jax.sharding.rules import check_divisible, param_shardings
 from envs import registry
 from envs.api import EnvTask
@@ -44,7 +44,7 @@ ACTOR_PROMPTS = pathlib.Path(__file__).parent / "rollout" / "actor_prompts.json"
 
 @dataclasses.dataclass(frozen=True)
 class RoleParts:
-    """What the settings of one role name. ``serve_mesh`` has the devices of ``mesh``."""
+    """What the settings of one role name. ``serve_mesh`` has the devices of ``mesh``, those of all processes of the job."""
 
     codec: ChatCodec
     model: ModelConfig
@@ -178,8 +178,10 @@ def role_parts(config: Config, name: str, params: Params | None = None) -> RoleP
             raise ValueError(wrong)
     with _about(f"{name}.serve_tensor"):
         serve_mesh = serving_mesh(mesh, role.serve_tensor) if role.serve_tensor else mesh
+        if jax.process_count() > 1 and not role.serve_tensor:
+            raise ValueError(f"0, but each process samples on its own {jax.local_device_count()} devices: set how many share a copy")
         check_divisible(model, serve_mesh)
-        replicas = mesh.size // role.serve_tensor if role.serve_tensor else 1
+        replicas = own_part(serve_mesh).size // role.serve_tensor if role.serve_tensor else 1
         if role.slots % replicas:
             raise ValueError(f"{name}.slots={role.slots} does not divide over {replicas} replicas: use a multiple of {replicas}")
     with _about(f"{name}.scan_layers"):
@@ -231,7 +233,13 @@ def _goals(tasks: Sequence[EnvTask]) -> list[Goal]:
 
 
 def _mesh(m: MeshConfig) -> jax.sharding.Mesh:
-    """The first devices that the axes need; ``data`` 0 takes all that are left."""
-    devices = jax.devices()
+    """The first devices that the axes need; ``data`` 0 takes all that are left. Several processes use all, each with whole rows."""
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id)) if jax.process_count() > 1 else jax.devices()
     data = m.data or max(1, len(devices) // (m.fsdp * m.tensor))
-    return make_mesh(data, m.fsdp, m.tensor, devices[: data * m.fsdp * m.tensor])
+    used = data * m.fsdp * m.tensor
+    if jax.process_count() > 1 and (used != len(devices) or jax.local_device_count() % m.tensor):
+        raise ValueError(
+            f"data={data} x fsdp={m.fsdp} x tensor={m.tensor}, but {jax.process_count()} processes have {len(devices)} devices, "
+            f"{jax.local_device_count()} each: use all of them, with a tensor that divides {jax.local_device_count()}"
+        )
+    return make_mesh(data, m.fsdp, m.tensor, devices[:used])

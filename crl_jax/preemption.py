@@ -8,6 +8,7 @@ not: save anything. Outside the main thread signals cannot be handled; notices w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -15,11 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from crl_jax.config.schema import RunConfig
 from crl_jax.errors import UserError
+from crl_jax.processes import Processes
 
+T = TypeVar("T")
 Notice = Callable[[], str]
 """Asked about once a second, in a thread: empty, or why the run has to end."""
 
@@ -61,7 +64,8 @@ class FileNotice:
 class Preemption:
     """``with Preemption(...) as stop:`` around a run; everything but the notices and the grace period happens in its thread.
 
-    ``say`` tells a person what is going on, ``end`` ends the process without ceremony.
+    ``told`` is called with the reason, in a thread, when the run is told to stop; ``say`` tells a person what is going on, ``end`` ends the
+    process without ceremony.
     """
 
     def __init__(
@@ -70,11 +74,12 @@ class Preemption:
         grace_s: float,
         notices: Sequence[Notice] = (),
         every_s: float = 1.0,
+        told: Callable[[str], None] | None = None,
         say: Callable[[str], None] | None = None,
         end: Callable[[int], Any] = os._exit,
     ) -> None:
         self._grace_s, self._notices, self._every_s = grace_s, notices, every_s
-        self._say, self._end = say or _tell, end
+        self._say, self._end, self._pass_on = say or _tell, end, told
         self._told: tuple[signal.Signals, str] | None = None
         self._noticed = ""
         self._since = 0.0  # when it was told
@@ -84,10 +89,12 @@ class Preemption:
         self._before: dict[signal.Signals, Any] = {}
 
     @staticmethod
-    def of(run: RunConfig) -> Preemption:
-        """As the configuration says."""
-        notices = [FileNotice(pathlib.Path(run.preempt_file).expanduser())] if run.preempt_file else []
-        return Preemption(grace_s=run.preempt_grace_s, notices=notices)
+    def of(run: RunConfig, processes: Processes | None = None) -> Preemption:
+        """As the configuration says. A process of a job that is told to stop tells the others."""
+        notices: list[Notice] = [FileNotice(pathlib.Path(run.preempt_file).expanduser())] if run.preempt_file else []
+        if processes is None or processes.count == 1:
+            return Preemption(grace_s=run.preempt_grace_s, notices=notices)
+        return Preemption(grace_s=run.preempt_grace_s, notices=[*notices, processes.stop_notice], told=processes.ask_to_stop)
 
     def __enter__(self) -> Preemption:
         if threading.current_thread() is threading.main_thread():
@@ -110,6 +117,12 @@ class Preemption:
         """A safe point. Raises Preempted when the run has been told to stop."""
         if self._told is not None:
             raise Preempted(*self._told)
+
+    def agree(self, processes: Processes) -> None:
+        """`check` of a whole job: raises Preempted in all of its processes when any was told to stop."""
+        if processes.any(self.asked, "whether to stop") and self._told is None:
+            self._stop(signal.SIGTERM, processes.stop_notice() or "another process of the job")
+        self.check()
 
     def abandonable(self) -> _Abandonable:
         """``with stop.abandonable():`` around work that may be given up at any moment; Preempted is raised in the middle of it."""
@@ -134,6 +147,8 @@ class Preemption:
         threading.Thread(target=self._count_down, name="crl-grace", daemon=True).start()
 
     def _count_down(self) -> None:
+        if self._pass_on is not None and self._told is not None:
+            self._pass_on(self._told[1])
         if not self._over.wait(self._grace_s):
             what = "saved, but not closed" if self.saved else "no safe point, so ended without saving"
             self._say(f"{what} within run.preempt_grace_s={self._grace_s:g}; complete checkpoints are whole: add --resume to go on")
@@ -150,6 +165,15 @@ class Preemption:
             else:
                 self._stop(signal.SIGTERM, self._noticed)
             return
+
+
+def unless_stopped(stop: Preemption, processes: Processes, work: Callable[[], T]) -> T:
+    """``work()``, given up when this process or another of its job is told to stop: Preempted is then raised in all of them."""
+    done: list[T] = []
+    with contextlib.suppress(Preempted), stop.abandonable():
+        done.append(work())
+    stop.agree(processes)
+    return done[0]
 
 
 class _Abandonable:

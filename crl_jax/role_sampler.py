@@ -16,7 +16,7 @@ from crl_jax.rollout.shell import Shell
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.publisher import Serving
 from crl_jax.serving.sampler import EngineSampler, Sampler
-from crl_jax.sharding.reshard import make_copy, make_reshard, serving_layout
+from crl_jax.sharding.reshard import make_copy, make_reshard, on_own_part, own_part, serving_layout
 from crl_jax.token_file import read_token
 
 CONNECT_TIMEOUT_S = 60.0
@@ -33,7 +33,7 @@ def open_sampler(
         return _on_server(name, role, parts, shell, request_timeout_s), Serving(parts.mesh, role.serve_dtype)
     from crl_jax.serving.jetstream_engine import JetStreamEngine  # imports JetStream, so only where an engine is made
 
-    engine = JetStreamEngine(parts.model, trie=trie, **engine_options(role, parts.mesh, parts.serve_mesh))
+    engine = JetStreamEngine(parts.model, trie=trie, **engine_options(role, own_part(parts.serve_mesh)))
     serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(parts.mesh))
     sampler = EngineSampler(
         engine,
@@ -46,10 +46,11 @@ def open_sampler(
 
 
 def served_params(parts: RoleParts, serving: Serving) -> Params:
-    """A copy of the role's first weights as its sampler wants them."""
+    """A copy of the role's first weights as its sampler wants them, on this process's devices."""
     if serving.mesh == parts.mesh:
         return make_copy(serving.dtype, serving.layout)(parts.params)
-    return make_reshard(parts.model, serving.mesh, serving.dtype)(parts.params)
+    served = make_reshard(parts.model, serving.mesh, serving.dtype)(parts.params)
+    return on_own_part(served, own_part(serving.mesh))
 
 
 def _on_server(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, request_timeout_s: float) -> Sampler:

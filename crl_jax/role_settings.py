@@ -48,12 +48,12 @@ def execution(role: RoleConfig, mesh: jax.sharding.Mesh) -> Execution:
     return Execution(role.remat, role.scan_layers, dtype, attention_for(kernel, mesh), kernel == "splash", residual, wide)
 
 
-def engine_options(role: RoleConfig, mesh: jax.sharding.Mesh, serve_mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """The sizes of the slot engine that samples for ``role`` on ``serve_mesh`` and trains on ``mesh``, as arguments of ``SlotEngine``."""
+def engine_options(role: RoleConfig, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The sizes of the slot engine that samples for ``role`` on ``mesh``, as arguments of ``SlotEngine``."""
     return {
         "max_slots": role.slots,
         "max_length": role.max_length,
-        "mesh": serve_mesh if mesh.size > 1 else None,
+        "mesh": mesh if mesh.size > 1 else None,
         "split_rows": role.serve_tensor > 0 and mesh.size > 1,
         "row_buckets": role.row_buckets,
         "chunk_buckets": role.chunk_buckets,
@@ -70,15 +70,16 @@ def optimizer_of(config: Config, name: str, role: RoleConfig) -> optax.GradientT
 
 
 def buckets_of(config: Config, name: str, role: RoleConfig, mesh: jax.sharding.Mesh) -> Buckets:
-    """The batch shapes the role's train step compiles."""
+    """The batch shapes of the role's train step, as each process of the job fills them: its rows of the step's."""
+    processes = jax.process_count()
     turns = max(tasks.max_turns for tasks in task_sets(config).values()) if name == "actor" else 1
     return Buckets.of(
-        rows=rows_of_step(config, name),
+        rows=rows_of_step(config, name) // processes,
         max_length=role.max_length,
         max_tokens=turns * role.sampling.max_new_tokens,
         packing=role.packing,
         row_length=role.row_length,
-        multiple=role.microbatches * mesh.shape[DATA] * mesh.shape[FSDP],
+        multiple=role.microbatches * mesh.shape[DATA] * mesh.shape[FSDP] // processes,
     )
 
 

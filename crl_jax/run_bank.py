@@ -173,11 +173,9 @@ def shared_bank(config: Config, shell: Shell, stack: contextlib.ExitStack, *, re
     from crl_jax.bank_service.client import connect  # imports gRPC
 
     s = config.bank.server
-    remote = shell.call(
-        connect(s, token=read_token(pathlib.Path(s.token_file) if s.token_file else None), run=config.run.name, seed=config.run.seed),
-        s.timeout_s + 5,
-        f"connecting to the bank at {s.url}",
-    )
+    token = read_token(pathlib.Path(s.token_file) if s.token_file else None)
+    connecting = connect(s, token=token, run=s.run or config.run.name, seed=config.run.seed)
+    remote = shell.call(connecting, s.timeout_s + 5, f"connecting to the bank at {s.url}")
     stack.callback(lambda: shell.call(remote.aclose(), 30.0, "leaving the bank"))
     return SharedBank(remote, read_only=read_only)
 

@@ -7,15 +7,21 @@ with the process); a start that failed leaves the folder free for the next try. 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
+import hashlib
 import pathlib
 from collections.abc import Iterator
 
 from crl_jax.checkpoint.store import latest
 from crl_jax.config.load import to_yaml
 from crl_jax.config.parse import ConfigError
+from crl_jax.config.roles import ListenConfig
 from crl_jax.config.schema import Config
+from crl_jax.processes import Processes
 from crl_jax.run_files import CONFIG
+
+LOCK = "lock"
 
 
 def of(config: Config) -> pathlib.Path:
@@ -24,25 +30,43 @@ def of(config: Config) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def claim(config: Config, *, resume: bool) -> Iterator[pathlib.Path]:
-    """The run's folder, made if needed and locked inside the block.
+def claim(config: Config, processes: Processes | None = None, *, resume: bool) -> Iterator[pathlib.Path]:
+    """The run's folder, made if needed and locked inside the block; in a job of several processes by the first of them.
 
-    Raises ConfigError when it cannot be written, another process trains in it, or it holds a run and ``resume`` is False.
+    Raises ConfigError when it cannot be written, another run trains in it, it holds a run and ``resume`` is False, or another process of
+    the job does not see it.
     """
-    folder = of(config)
+    folder, processes = of(config), processes or Processes.alone()
+    with contextlib.ExitStack() as stack:
+        if processes.first:
+            stack.enter_context(_claimed(folder, resume=resume))
+        settings = dataclasses.replace(config, extractor=dataclasses.replace(config.extractor, listen=ListenConfig()))
+        everyones = processes.gather(hashlib.sha256(to_yaml(settings).encode()).hexdigest(), "the configuration")
+        if len(set(everyones)) > 1:
+            raise ConfigError("the processes of the job have different configurations: start all with the same file and settings")
+        if not (folder / LOCK).exists():
+            raise ConfigError(
+                f"{folder} of process 0 is not there in process {processes.index}: set run.dir to a folder that all hosts mount, for a "
+                "checkpoint is written by all"
+            )
+        yield folder
+
+
+@contextlib.contextmanager
+def _claimed(folder: pathlib.Path, *, resume: bool) -> Iterator[None]:
     if not resume and _holds_run(folder):
         raise ConfigError(f"{folder} already holds a run: add --resume to continue it, choose another run.name, or delete the folder")
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((folder / "lock").open("a"))
+            lock = stack.enter_context((folder / LOCK).open("a"))
         except OSError as error:
             raise ConfigError(f"cannot write in {folder} ({error.strerror}): set run.dir to a folder you may write in") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"another process is training in {folder}: wait for its end or choose another run.name") from error
-        yield folder
+        yield
 
 
 def existing(config: Config) -> pathlib.Path:

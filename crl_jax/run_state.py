@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.checkpoint import store as checkpoints
 from crl_jax.config.schema import Config
-from crl_jax.records import Episode
 
 if TYPE_CHECKING:
-    from crl_jax.build import Run
+    from crl_jax.run import Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +29,15 @@ class RunCounters:
     env_steps: int = 0
     extractor_updates: int = 0
 
-    def after(self, episodes: Sequence[Episode], extractor_updates: int) -> RunCounters:
-        """One step later, having played ``episodes``; search-and-ask turns are no environment steps."""
-        turns = sum(not turn.tool for episode in episodes for turn in episode.turns)
-        return RunCounters(self.step + 1, self.env_steps + turns, extractor_updates)
+    def after(self, env_steps: int, extractor_updates: int) -> RunCounters:
+        """One step later, for which ``env_steps`` more were taken."""
+        return RunCounters(self.step + 1, self.env_steps + env_steps, extractor_updates)
 
 
-def save_run(run: Run) -> None:
+def save_run(run: Parts) -> None:
     """Begin to write the checkpoint of the finished steps; raises OSError when the disk refused the one before (``Saver.save``)."""
     counters = dataclasses.replace(run.counters, extractor_updates=run.extractor_updates)  # one may have ended after the step
-    roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
+    roles = run.roles
     records: dict[str, Any] = {
         "run": {
             "counters": dataclasses.asdict(counters),
@@ -48,45 +45,45 @@ def save_run(run: Run) -> None:
             "method": run.config.run.method,
             "seed": run.config.run.seed,
             "adapters": {name: adapters_of(run.config, name) for name in roles},
-            "gate": None if run.collector.gate is None else run.collector.gate.carry(),
+            "gate": run.carried(),
             "totals": run.totals.newest,
             "metrics": run.scores,
         }
     }
-    if run.manager is not None:
-        records["bank"] = run.shell.call(run.manager.checkpoint(), run.collect_deadline_s, "saving the bank's buffer")
+    if (bank := run.saved_bank) is not None and run.job.processes.first:
+        records["bank"] = run.shell.call(bank.checkpoint(), run.collect_deadline_s, "saving the bank's buffer")
     run.saver.save(counters.step, {name: role.state for name, role in roles.items()}, records)
 
 
-def save_at_once(run: Run) -> int:
+def save_at_once(run: Parts) -> int:
     """Save what is finished, if it is not saved yet, and return the number of steps. What goes on meanwhile (episodes that are being
     played) is not part of it: weights, counters, bank and buffer are those of the last finished step."""
     run.saver.wait()
     step = run.counters.step
-    if step and not checkpoints.is_whole(run.saver.root, step):
+    if step and not run.job.processes.of_first(lambda: checkpoints.is_whole(run.saver.root, step), f"looking for step {step}"):
         save_run(run)
         run.saver.wait()
     return step
 
 
-def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
+def restore_run(run: Parts, *, step: int | None = None) -> RunCounters:
     """Continue from the newest complete checkpoint (or that of ``step``); from the start when there is none.
 
     Raises CheckpointError for a missing ``step``, for a checkpoint of another method, seed or kind of adapters, or when all there are
     damaged.
     """
-    root = run.folder / "checkpoints"
-    step = checkpoints.latest(root) if step is None else step
+    root, processes = run.folder / "checkpoints", run.job.processes
+    step = processes.of_first(lambda: checkpoints.latest(root), "finding the newest checkpoint") if step is None else step
     if step is None:
         if checkpoints.committed(root):
             raise checkpoints.CheckpointError(
                 f"every checkpoint in {root} is damaged (see the warnings): put a copy back, or delete {root} to begin again at step 0"
             )
-        if run.manager is not None:  # killed before its first checkpoint: an evaluation or a few steps may have been played
-            run.shell.call(run.manager.restart(rewind=run.config.run.sync), run.collect_deadline_s, "emptying the bank")
+        if (bank := run.saved_bank) is not None and processes.first:  # killed before its first checkpoint: a few steps may have been played
+            run.shell.call(bank.restart(rewind=run.config.run.sync), run.collect_deadline_s, "emptying the bank")
         run.trackers.rewind(0)
         return RunCounters()
-    roles = {role.name: role for role in (run.actor, run.extractor) if role is not None}
+    roles = run.roles
     saved = checkpoints.read_records(root, step)["run"]
     if saved["method"] != run.config.run.method:
         raise checkpoints.CheckpointError(
@@ -102,15 +99,14 @@ def restore_run(run: Run, *, step: int | None = None) -> RunCounters:
     found = checkpoints.restore(root, step, {name: role.state for name, role in roles.items()})
     for name, role in roles.items():
         role.restore(found.arrays[name], saved["versions"][name])
-    if run.manager is not None:
-        bank = found.records["bank"]
-        run.shell.call(run.manager.restore(bank, rewind=run.config.run.sync), run.collect_deadline_s, "restoring the bank")
-    if run.collector.gate is not None and saved.get("gate"):
-        run.collector.gate.go_on(saved["gate"])
+    if (bank := run.saved_bank) is not None and processes.first:
+        kept = found.records["bank"]
+        run.shell.call(bank.restore(kept, rewind=run.config.run.sync), run.collect_deadline_s, "restoring the bank")
+    run.go_on(saved.get("gate"))
     counters = RunCounters(**saved["counters"])
     run.extractor_updates = counters.extractor_updates
     run.trackers.rewind(counters.step)
-    run.totals.go_on(saved.get("totals", {}), run.counted())
+    run.totals.go_on(saved.get("totals", {}), run.joined(run.counted(), "counting what was restored"))
     return counters
 
 

@@ -90,7 +90,7 @@ def load_role(config: Config, name: str, source: Source) -> ServedRole:
         params, version = served_params(parts, serving), 0
     else:
         params, version = checkpoint_weights(config, name, role, parts, serving, source.run / "checkpoints", source.step)
-    options = engine_options(role, parts.mesh, parts.serve_mesh) | _WIDER | {"trie": trie, "pieces": pieces(parts.codec.tokenizer)}
+    options = engine_options(role, parts.serve_mesh) | _WIDER | {"trie": trie, "pieces": pieces(parts.codec.tokenizer)}
     drain_s = role.publish.drain_timeout_s if role.publish.drain else 0.0
     return ServedRole(name, parts.codec, parts.model, serving, params, version, trie, options, role.host_cache_mib * 2**20, drain_s)
 

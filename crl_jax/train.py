@@ -9,7 +9,8 @@
 
 Owns: the order of things in a run. Promises: lag is at most ``run.max_lag`` versions; every wait has a deadline; a run that stops, for
 whatever reason, ends its processes; what was saved can be resumed; a run that is told to stop (``preemption``) gives up the collection it
-is in, or ends the step, and saves. Does not: build the parts (``build``) or play episodes (``rollout``).
+is in, or ends the step, and saves. Several processes of a job play a part of each batch each and take every step together. Does not: build
+the parts (``build``), play episodes (``rollout``), or train the extractor in a job of its own (``extractor_job``).
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from crl_jax import build
 from crl_jax.config.schema import Config
 from crl_jax.evaluate import evaluate
 from crl_jax.extractor_learner import ExtractorLearner
-from crl_jax.preemption import Preempted, Preemption
+from crl_jax.job import Job, RoleName
+from crl_jax.preemption import Preempted, Preemption, unless_stopped
+from crl_jax.processes import Topology, join
 from crl_jax.records import Condition, Episode, Group, Sum
+from crl_jax.rollout.admission import Admission
 from crl_jax.rollout.assemble import actor_samples, success_rate
+from crl_jax.run import Run
 from crl_jax.run_state import RunCounters, restore_run, save_at_once, save_run
 from crl_jax.telemetry.progress import progress_line
 from crl_jax.telemetry.report import print_report
@@ -35,10 +40,12 @@ from crl_jax.telemetry.spans import Spans
 from crl_jax.telemetry.tracker import displayed
 from crl_jax.watchdog import Watchdog
 
+T = TypeVar("T")
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """One collected batch: its groups, the task position it started at and how long it took (s)."""
+    """One collected batch, or this process's part of it: its groups, the task position it started at and how long it took (s)."""
 
     step: int
     groups: list[Group]
@@ -50,25 +57,32 @@ class Batch:
         return [episode for group in self.groups for episode in group.episodes]
 
 
-def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = print) -> pathlib.Path:
+def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = print, job: Job | None = None) -> pathlib.Path:
     """Run ``config`` to its last step and return the run's folder. ``resume`` continues from the newest complete checkpoint, if there is
-    one.
+    one. ``job`` says which of the models are trained here, and with which other processes; ``out`` is called in the first of them.
 
     Raises ConfigError when the configuration cannot be run, or the folder holds a run and ``resume`` is False; Preempted when the run was
     told to stop (by then it is saved); and whatever error stopped a part of the run.
     """
-    spans = Spans()
-    with Preemption.of(config.run) as stop, build.open_run(config, resume=resume) as run, ExtractorLearner(run) as extractor:
+    spans, job = Spans(), job or Job()
+    processes, say = job.processes, out if job.processes.first else _silent
+    with (
+        Preemption.of(config.run, processes) as stop,
+        build.open_run(config, resume=resume, job=job) as run,
+        ExtractorLearner(run) as extractor,
+    ):
         started = run.clock()
         with spans("restore"):
             run.counters = restore_run(run) if resume else RunCounters()
-        out(run.describe(run.counters.step))
-        admission = _Admission(run, run.counters.step)
+        say(run.describe(run.counters.step))
+        admission = _admission(run)
         try:
             if run.counters.step == 0:
-                with spans("evaluate"), stop.abandonable():
-                    evaluate(run, step=0)
-            _steps(run, extractor, admission, spans, stop, started, out)
+                with spans("evaluate"):
+                    evaluate(run, step=0, around=functools.partial(unless_stopped, stop, processes))
+            _steps(run, extractor, admission, spans, stop, started, say)
+            if job.role is not None:
+                run.tell_step(config.run.steps)  # the extractor's job ends with this
         except Preempted as stopped:
             admission.give_up()
             extractor.settle()  # what is saved must not change meanwhile
@@ -79,9 +93,9 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
 
 
 def _steps(
-    run: build.Run,
+    run: Run,
     extractor: ExtractorLearner,
-    admission: _Admission,
+    admission: Admission[Batch],
     spans: Spans,
     stop: Preemption,
     started: float,
@@ -93,23 +107,23 @@ def _steps(
         for step in range(first, config.run.steps):
             watchdog.begin(step)
             run.profiler.before(step)
-            with spans("collect"), stop.abandonable():  # nothing of the step has changed anything yet
-                batch = admission.take(step)
+            with spans("collect"):  # nothing of the step has changed anything yet
+                batch = unless_stopped(stop, run.job.processes, functools.partial(admission.take, step))
             run.saver.check()
-            admission.admit_before(step + 1 + config.run.max_lag)
-            metrics: dict[str, Any] = dict(_rollout_metrics(run, batch))
+            metrics: dict[str, Any] = run.joined(_rollout_metrics(run, batch), f"the episodes of step {step}")
             with spans("bank"):
                 run.feed_bank(batch.episodes, step)
             with spans("actor_step"):
                 metrics |= _learn_actor(run, batch)
-            last = step + 1 == config.run.steps or _out_of_time(config, run.clock() - started)
+            late = run.job.processes.of_first(lambda: _out_of_time(config, run.clock() - started), "the time left")
+            last = step + 1 == config.run.steps or late
             saves = last or (config.run.save_every > 0 and (step + 1) % config.run.save_every == 0)
             with spans("extractor_step"):
                 extractor.step(step)
                 if saves:
                     extractor.settle()  # what is saved must not change meanwhile
                 metrics |= extractor.metrics()
-            counters, measured = run.counters.after(batch.episodes, run.extractor_updates), dict[str, Any]()
+            counters, measured = run.counters.after(int(metrics["rollout/env_steps"]), run.extractor_updates), dict[str, Any]()
             if last or (config.run.eval_every and (step + 1) % config.run.eval_every == 0):
                 with spans("evaluate"):
                     measured = evaluate(run, step=step + 1)
@@ -117,7 +131,8 @@ def _steps(
             metrics |= run.metrics() | {"env_steps": counters.env_steps, "step_s": sum(phases.values())}
             run.trackers.log(step + 1, metrics | {f"phase_s/{name}": seconds for name, seconds in phases.items()})
             run.counters, run.scores = counters, _scores(config, metrics | measured)
-            show_text(run, step, batch.episodes)
+            if run.job.processes.first:
+                show_text(run, step, batch.episodes)
             out(progress_line(step + 1, config.run.steps, metrics, phases))
             # After the row of the step, so that a resumed run has the rows of all steps it does not take again; the seconds of this
             # span are in the row of the next step.
@@ -126,61 +141,48 @@ def _steps(
                     save_run(run)
             if last:
                 break
-            stop.check()
     with spans("checkpoint"):
         run.saver.wait()
 
 
-class _Admission:
-    """Starts the collection of future batches, at most ``max_lag`` ahead of the learner, and hands them over in order."""
+def _admission(run: Run) -> Admission[Batch]:
+    def wait(running: concurrent.futures.Future[Batch], step: int) -> Batch:
+        return run.shell.wait(running, run.collect_deadline_s, f"the rollout of step {step}")
 
-    def __init__(self, run: build.Run, first: int):
-        self._run, self._next = run, first
-        self._running: dict[int, concurrent.futures.Future[Batch]] = {}
-
-    def admit_before(self, end: int) -> None:
-        """Start every batch below ``end`` that has not been started."""
-        while self._next < min(end, self._run.config.run.steps):
-            self._running[self._next] = self._run.shell.start(_collect(self._run, self._next))
-            self._next += 1
-
-    def give_up(self) -> None:
-        """Nobody will take what has been started."""
-        for running in self._running.values():
-            running.cancel()
-        self._running.clear()
-
-    def take(self, step: int) -> Batch:
-        """The batch of ``step``; waits for it, at most the run's collection deadline."""
-        self.admit_before(step + 1)
-        return self._run.shell.wait(self._running.pop(step), self._run.collect_deadline_s, f"the rollout of step {step}")
+    settings = run.config.run
+    return Admission(
+        lambda step: run.shell.start(_collect(run, step)), wait, first=run.counters.step, end=settings.steps, ahead=settings.max_lag
+    )
 
 
-async def _collect(run: build.Run, step: int) -> Batch:
+async def _collect(run: Run, step: int) -> Batch:
     started = run.clock()
     count = run.config.run.groups_per_step
-    guided = run.guided_per_group(step)
-    groups = await run.collector.groups(run.stream.tasks(step * count, count), batch_id=f"s{step}", guided=guided)
+    guided, mine = run.guided_per_group(step), run.job.processes.share(count)
+    tasks = run.stream.tasks(step * count, count)[mine.start : mine.stop]
+    groups = await run.collector.groups(tasks, batch_id=f"s{step}", guided=guided, first=mine.start)
     return Batch(step, groups, run.clock() - started)
 
 
-def _learn_actor(run: build.Run, batch: Batch) -> dict[str, Any]:
+def _learn_actor(run: Run, batch: Batch) -> dict[str, Any]:
     loss = run.config.actor.loss
     samples, counts = actor_samples(batch.groups, normalise=loss.normalise, split=loss.advantage_over == "subgroup")
-    metrics: dict[str, Any] = {f"actor/{name}": n for name, n in counts.items()}
-    if samples and run.trains_actor:
+    counted = {f"actor/{name}": n for name, n in counts.items()} | {"actor/samples": len(samples)}
+    metrics = run.joined(counted, f"the samples of step {batch.step}")
+    if metrics["actor/samples"] and run.trains_actor:
         metrics |= {f"actor/{name}": value for name, value in run.actor.update(samples).items()}
         run.actor.publish()
     return metrics | {"actor/version": run.actor.version}
 
 
-def _rollout_metrics(run: build.Run, batch: Batch) -> dict[str, Any]:
+def _rollout_metrics(run: Run, batch: Batch) -> dict[str, Any]:
     episodes, version = batch.episodes, run.actor.version
     tokens = sum(int(e.log.loss_mask.sum()) for e in episodes)
     lags = [version - e.started_version for e in episodes]
     metrics: dict[str, Any] = {
         "rollout/turns": Sum(sum(len(e.turns) for e in episodes), len(episodes)),
         "rollout/invalid": Sum(sum(not t.valid for e in episodes for t in e.turns), sum(len(e.turns) for e in episodes)),
+        "rollout/env_steps": sum(not t.tool for e in episodes for t in e.turns),
         "rollout/asks": Sum(sum(t.tool for e in episodes for t in e.turns), len(episodes)),
         "rollout/env_errors": sum(e.reward is None for e in episodes),
         "rollout/tokens_per_s": sum(len(e.log) for e in episodes) / max(batch.collect_s, 1e-9),
@@ -215,7 +217,7 @@ def _scores(config: Config, metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in displayed(metrics).items() if name.startswith("eval/") or name == wanted}
 
 
-def show_text(run: build.Run, step: int, episodes: list[Episode]) -> None:
+def show_text(run: Run, step: int, episodes: list[Episode]) -> None:
     """Every ``telemetry.text_every`` steps: one guided and one free episode as a person would read them, and the newest experiences."""
     every = run.config.telemetry.text_every
     if not every or step % every:
@@ -239,6 +241,19 @@ def as_text(episode: Episode, lessons: list[str]) -> str:
     return "\n".join([*lines, f"  {episode.final_observation.strip()}", ending])
 
 
-def main(config: Config, *, resume: bool = False) -> int:
+def _silent(text: str) -> None:
+    del text
+
+
+def main(config: Config, *, resume: bool = False, role: RoleName | None = None, topology: Topology | None = None) -> int:
     """``crl train``: run, then print the report of the run; returns the exit code."""
-    return print_report(train(config, resume=resume, out=functools.partial(print, flush=True)))
+    say = functools.partial(print, flush=True)
+    with join(topology or Topology()) as processes:
+        job = Job(role, processes)
+        if role == "extractor":
+            from crl_jax.extractor_job import learn_and_serve  # imports the HTTP server
+
+            learn_and_serve(config, resume=resume, out=say, job=job)
+            return 0
+        folder = train(config, resume=resume, out=say, job=job)
+        return print_report(folder) if processes.first else 0

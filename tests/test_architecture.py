@@ -15,6 +15,7 @@ LAYERS: dict[str, int] = {
     "records": 0,
     "config": 0,
     "seeds": 0,
+    "processes": 0,
     "losses": 1,
     "experience.bank": 1,
     "experience.space": 1,

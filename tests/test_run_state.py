@@ -8,6 +8,7 @@ import pytest
 
 from crl_jax.checkpoint import CheckpointError, save
 from crl_jax.config.load import parse_text
+from crl_jax.job import Job
 from crl_jax.run_state import RunCounters, adapters_of, restore_run
 from crl_jax.telemetry.totals import Totals
 from crl_jax.telemetry.tracker import FanOut
@@ -16,7 +17,7 @@ from crl_jax.telemetry.tracker import FanOut
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(tmp_path: pathlib.Path) -> None:
     save(tmp_path / "checkpoints", 1, {"actor": {"w": np.zeros(1)}}, {})
     (tmp_path / "checkpoints" / "step_00000001" / "manifest.json").write_text("{}")
-    run = types.SimpleNamespace(config=None, folder=tmp_path, actor=None, extractor=None, manager=None)
+    run = types.SimpleNamespace(config=None, folder=tmp_path, job=Job(), roles={}, saved_bank=None)
     with pytest.warns(RuntimeWarning, match="is damaged"), pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
         restore_run(run)  # pyright: ignore[reportArgumentType]
 
@@ -32,7 +33,7 @@ def test_another_run_is_not_continued(override: str, message: str, tmp_path: pat
     saved = {"counters": {}, "versions": {}, "method": "complementary", "seed": 3}
     save(tmp_path / "checkpoints", 1, {"actor": {"w": np.zeros(1)}}, {"run": saved})
     config = parse_text("env: {family: dungeon}\nrun: {seed: 3}\n", [override])
-    run = types.SimpleNamespace(config=config, folder=tmp_path, actor=None, extractor=None, manager=None)
+    run = types.SimpleNamespace(config=config, folder=tmp_path, job=Job(), roles={}, saved_bank=None)
     with pytest.raises(CheckpointError, match=message):
         restore_run(run)  # pyright: ignore[reportArgumentType]
 
@@ -58,11 +59,11 @@ def test_R15_adapters_are_not_put_on_other_weights(override: str, message: str, 
     saved = {"counters": {"step": 1}, "versions": versions, "method": before.run.method, "seed": before.run.seed, "adapters": adapters}
     save(tmp_path / "checkpoints", 1, {name: {"w": np.zeros(1)} for name in roles}, {"run": saved})
 
-    unused = {"totals": Totals(), "counted": dict, "trackers": FanOut(()), "collector": types.SimpleNamespace(gate=None)}
+    unused = {"totals": Totals(), "counted": dict, "trackers": FanOut(()), "go_on": lambda carried: None, "joined": lambda row, what: row}
 
     def restore(config: object) -> RunCounters:
         fake = {name: types.SimpleNamespace(name=name, state={"w": np.zeros(1)}, restore=lambda state, version: None) for name in roles}
-        return restore_run(types.SimpleNamespace(config=config, folder=tmp_path, manager=None, **unused, **fake))  # pyright: ignore[reportArgumentType]
+        return restore_run(types.SimpleNamespace(config=config, folder=tmp_path, job=Job(), roles=fake, saved_bank=None, **unused))  # pyright: ignore[reportArgumentType]
 
     assert restore(before).step == 1
     assert restore(parse_text(text, ["actor.weights=/elsewhere/old.safetensors"])).step == 1

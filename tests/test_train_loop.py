@@ -14,6 +14,7 @@ from crl_jax.checkpoint import store
 from crl_jax.checkpoint.background import Saver
 from crl_jax.checkpoint.retention import Keep
 from crl_jax.config.load import parse_text
+from crl_jax.job import Job
 from crl_jax.preemption import Preempted
 from crl_jax.rollout.shell import Shell
 from crl_jax.run_state import RunCounters
@@ -32,13 +33,22 @@ class Toy:
         self.saver = Saver(folder / "checkpoints", Keep(5))
         self.trackers, self.totals, self.profiler = FanOut(()), Totals(), types.SimpleNamespace(before=lambda step: None)
         self.counters, self.extractor_updates, self.scores = RunCounters(), 0, {}
-        self.collector = types.SimpleNamespace(gate=None)
+        self.job, self.roles, self.saved_bank = Job(), {"actor": self.actor}, None
         self.collect_deadline_s = 30.0
         self.played: list[int] = []
         self.fed: list[int] = []
         self.error: Preempted | None = None
 
     clock = staticmethod(lambda: 0.0)
+
+    def carried(self) -> None:
+        return None
+
+    def go_on(self, carried: object) -> None:
+        assert carried is None
+
+    def joined(self, row: dict[str, float], what: str) -> dict[str, float]:
+        return row
 
     def describe(self, first: int) -> str:
         return f"from {first}"
@@ -58,11 +68,11 @@ class Toy:
 def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """``toy(overrides..., at={step: what happens while it is collected}, resume=...)`` runs one and returns it."""
     shell = Shell()
-    monkeypatch.setattr(train, "evaluate", lambda run, step: {"eval/known/with/sampled": step / 10})
+    monkeypatch.setattr(train, "evaluate", lambda run, step, around=None: {"eval/known/with/sampled": step / 10})
     monkeypatch.setattr(train, "show_text", lambda *_: None)
     monkeypatch.setattr(train, "progress_line", lambda *_: "")
     for name in ("_rollout_metrics", "_learn_actor"):
-        monkeypatch.setattr(train, name, lambda *_: {})
+        monkeypatch.setattr(train, name, lambda *_: {"rollout/env_steps": 0})
 
     def run(*overrides: str, at=None, resume: bool = False) -> Toy:
         made = Toy(tmp_path, shell, *overrides)
@@ -82,7 +92,7 @@ def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
                 made.saver.wait()
 
         monkeypatch.setattr(train, "_collect", collect)
-        monkeypatch.setattr(build, "open_run", lambda config, resume: Opened())
+        monkeypatch.setattr(build, "open_run", lambda config, resume, job: Opened())
         try:
             train.train(made.config, resume=resume, out=lambda text: None)
         except Preempted as error:
@@ -98,7 +108,7 @@ def sigterm() -> None:
 
 
 def test_sigterm_while_collecting_gives_up_the_collection_and_saves_the_steps_before(toy, tmp_path: pathlib.Path) -> None:
-    first = toy(at={2: sigterm})
+    first = toy("run.max_lag=0", at={2: sigterm})
     assert first.error.exit_code == 75
     assert f"checkpoint of step 2 is saved in {tmp_path}" in str(first.error)
     assert first.fed == [0, 1]
@@ -118,9 +128,9 @@ def test_sigterm_before_anything_is_finished_saves_nothing_and_says_so(toy, tmp_
 
 
 def test_a_checkpoint_that_is_there_is_not_written_again_when_the_run_is_stopped(toy, tmp_path: pathlib.Path) -> None:
-    toy("run.save_every=1", at={2: sigterm})
+    toy("run.save_every=1", "run.max_lag=0", at={2: sigterm})
     before = (tmp_path / "checkpoints" / "step_00000002" / "manifest.json").stat().st_mtime_ns
-    assert toy(at={2: sigterm}, resume=True).error.exit_code == 75
+    assert toy("run.max_lag=0", at={2: sigterm}, resume=True).error.exit_code == 75
     assert (tmp_path / "checkpoints" / "step_00000002" / "manifest.json").stat().st_mtime_ns == before
 
 

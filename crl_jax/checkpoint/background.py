@@ -3,7 +3,7 @@
 Owns: the thread, the copies, and their error. Promises: when ``save`` returns the caller may donate or change what it gave; at most one
 checkpoint is being written, and a new one waits for it, within a deadline and counted; an error of the thread is raised by the next
 ``check``, ``save`` or ``wait``; it never keeps a process from ending (what it had not finished has no manifest and does not count). Does
-not: decide when to save. Arrays of which this process holds a part only are written in the caller's thread.
+not: decide when to save. What several processes write together is written in the callers' threads.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from crl_jax.checkpoint import retention, store
 from crl_jax.checkpoint.arrays import Held, hold, on_host
 from crl_jax.checkpoint.retention import Keep
+from crl_jax.processes import Processes
 
 Write = Callable[[pathlib.Path, int, Mapping[str, Held], Mapping[str, Any]], Any]
 
@@ -30,11 +31,12 @@ class Saver:
         root: pathlib.Path,
         keep: Keep,
         *,
+        processes: Processes | None = None,
         wait_s: float = 600.0,
         write: Write = store.save,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.root = root
+        self.root, self._processes = root, processes or Processes.alone()
         self._keep, self._wait_s, self._write, self._clock = keep, wait_s, write, clock
         self._running: concurrent.futures.Future[None] | None = None
         self._step = 0
@@ -49,10 +51,10 @@ class Saver:
         if self._running is not None and not self._running.done():
             self.waits += 1
         self.wait()
-        store.require_new(self.root, step)
+        self._processes.of_first(lambda: store.require_new(self.root, step), f"the checkpoint of step {step}")
         began = self._clock()
         held = {name: hold(tree) for name, tree in arrays.items()}
-        mine = all(tree.gathered for tree in held.values())
+        mine = self._processes.count == 1
         if mine:
             held = {name: on_host(tree) for name, tree in held.items()}
         self.copy_s += self._clock() - began
@@ -62,7 +64,7 @@ class Saver:
         if mine:
             threading.Thread(target=self._run, args=work, name="crl-checkpoint", daemon=True).start()
         else:
-            self._run(*work)
+            self._run(*work, self._processes)
             self.check()
 
     def check(self) -> None:
@@ -93,11 +95,22 @@ class Saver:
             "write_s": self.write_s,
         }
 
-    def _run(self, done: concurrent.futures.Future[None], step: int, held: Mapping[str, Held], records: Mapping[str, Any]) -> None:
+    def _run(
+        self,
+        done: concurrent.futures.Future[None],
+        step: int,
+        held: Mapping[str, Held],
+        records: Mapping[str, Any],
+        processes: Processes | None = None,
+    ) -> None:
         began = self._clock()
         try:
-            self._write(self.root, step, held, records)
-            retention.prune(self.root, self._keep)
+            if processes is None:
+                self._write(self.root, step, held, records)
+            else:
+                store.save_together(self.root, step, held, records, processes)
+            if self._processes.first:
+                retention.prune(self.root, self._keep)
         except BaseException as error:  # handed to the thread that trains, which raises it
             done.set_exception(error)
         else:

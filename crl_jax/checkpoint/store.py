@@ -23,6 +23,7 @@ from crl_jax.checkpoint import manifest as manifests
 from crl_jax.checkpoint.arrays import Held, hold, read_tree, write_tree
 from crl_jax.checkpoint.manifest import CheckpointError, Manifest
 from crl_jax.checkpoint.paths import inside
+from crl_jax.processes import Processes
 
 _STEP = re.compile(r"step_(\d{8,})")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -70,16 +71,41 @@ def save(
     return folder
 
 
+def save_together(root: pathlib.Path, step: int, arrays: Mapping[str, Any], records: Mapping[str, Any], processes: Processes) -> None:
+    """`save` by all processes of a job, each with its part of the arrays; the records are those of the first, which writes the manifest.
+
+    Raises as `save`, in the process that failed; in the others PeerFailed or TimeoutError.
+    """
+    folder, held = _folder(root, step), {name: hold(tree) if not isinstance(tree, Held) else tree for name, tree in arrays.items()}
+
+    def begin() -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        if (full := _too_little(root, sum(tree.nbytes for tree in held.values()))) is not None:
+            raise full
+        (folder / "arrays").mkdir(parents=True)
+
+    processes.of_first(begin, f"the folder of step {step}")
+    leaves = {name: write_tree(folder / "arrays" / name, tree) for name, tree in held.items()}
+    processes.meet(f"the arrays of step {step}")
+    processes.of_first(lambda: _commit(folder, step, leaves, records), f"the manifest of step {step}")
+
+
 def _write(folder: pathlib.Path, step: int, arrays: Mapping[str, Held], records: Mapping[str, Any]) -> None:
+    (folder / "arrays").mkdir(parents=True)
+    _commit(folder, step, {name: write_tree(folder / "arrays" / name, tree) for name, tree in arrays.items()}, records)
+
+
+def _commit(folder: pathlib.Path, step: int, leaves: Mapping[str, Any], records: Mapping[str, Any]) -> None:
+    """The records, then the manifest, which makes the step count."""
     (folder / "records").mkdir(parents=True)
-    (folder / "arrays").mkdir()
     digests: dict[str, str] = {}
     for name, record in records.items():
         path = folder / "records" / f"{name}.json"
         path.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
         digests[f"records/{name}.json"] = manifests.digest_of(path)
-    leaves = {name: write_tree(folder / "arrays" / name, tree) for name, tree in arrays.items()}
-    manifests.write(folder, Manifest(step, leaves, tuple(records), manifests.list_files(folder), digests))
+    manifests.write(folder, Manifest(step, dict(leaves), tuple(records), manifests.list_files(folder), digests))
 
 
 def latest(root: pathlib.Path) -> int | None:

@@ -106,6 +106,15 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListenConfig:
+    """Where a job of the extractor alone (``--role extractor``) serves its model, for the bank to sample from."""
+
+    host: str = "127.0.0.1"  # another address than this machine's own needs token_file
+    port: int = 8002  # 0 = a free one
+    token_file: str = ""  # whoever samples must send its first line as bearer token
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoleConfig:
     """What the actor and the extractor have in common."""
 
@@ -178,3 +187,4 @@ class ExtractorConfig(RoleConfig):
     entropy_weight: float = 1.0
     submit: Literal["all", "guided", "success"] = "all"  # which finished episodes are distilled
     concurrency: int = 8  # distillations in flight
+    listen: ListenConfig = field(default_factory=ListenConfig)

@@ -92,6 +92,7 @@ class BankServerConfig:
     """A `crl bank serve` that keeps the bank instead of this process. Its own recipe has the bank's settings."""
 
     url: str = ""  # grpc://host:8100, or grpcs://host:8100 with TLS; "" = a bank in this process
+    run: str = ""  # what the jobs of one run call it there; "" = run.name
     token_file: str = ""  # its first line is sent as bearer token
     tls_root: str = ""  # PEM file of who signed the server's certificate; "" = the system's
     timeout_s: float = 120.0  # the longest call, all its attempts together: also a restart of the server

@@ -7,6 +7,7 @@ Does not: choose how a parameter is partitioned (``crl_jax.sharding``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from crl_jax.learner.state import LearnerState
+from crl_jax.learner.state import LearnerState, init_state
 from crl_jax.records import TrainBatch
 
 
@@ -31,6 +32,26 @@ def state_shardings(state: LearnerState, optimizer: optax.GradientTransformation
         transform_non_params=lambda _leaf: everywhere,
     )
     return LearnerState(param_shardings, opt_state, everywhere, everywhere, everywhere)
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """``tree`` with ``shardings``. In a job of several processes each of them has the whole tree, or has it in place already."""
+
+    def placed(leaf: Any, sharding: NamedSharding) -> Any:
+        if sharding.is_fully_addressable or (isinstance(leaf, jax.Array) and leaf.sharding == sharding):
+            return jax.device_put(leaf, sharding)
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(placed, tree, shardings)
+
+
+def first_state(params: Any, optimizer: optax.GradientTransformation, shardings: LearnerState) -> LearnerState:
+    """The state before the first update, with ``shardings``; ``params`` are part of it and will be donated."""
+    if jax.process_count() == 1:
+        return jax.device_put(init_state(params, optimizer), shardings)
+    # outside a compiled program arrays of several processes cannot be made
+    return jax.jit(functools.partial(init_state, optimizer=optimizer), out_shardings=shardings)(params)
 
 
 def place_batch(batch: TrainBatch, mesh: Mesh, data_axes: Sequence[str]) -> TrainBatch:

@@ -77,14 +77,16 @@ class Collector:
         self.gate = gate
         self.pool, self.sampler, self.codec, self.prompts, self.bank, self.settings = pool, sampler, codec, prompts, bank, settings
 
-    async def groups(self, tasks: Sequence[Task], *, batch_id: str, guided: int | None = None) -> list[Group]:
-        """One group per task. Member ``k`` of a group is free for ``k < K - guided`` and guided after that."""
+    async def groups(self, tasks: Sequence[Task], *, batch_id: str, guided: int | None = None, first: int = 0) -> list[Group]:
+        """One group per task. Member ``k`` of a group is free for ``k < K - guided`` and guided after that. ``first``: the number of the
+        first of them in a batch that several processes play.
+        """
         cfg = self.settings
         guided = cfg.guided if guided is None or self.bank is None else guided
         guided = 0 if self.bank is None else guided
         slots = [
             (f"{batch_id}/g{g}", f"{batch_id}/g{g}/{k}", task, Condition.GUIDED if k >= cfg.group_size - guided else Condition.FREE)
-            for g, task in enumerate(tasks)
+            for g, task in enumerate(tasks, first)
             for k in range(cfg.group_size)
         ]
         lessons = await self._lessons([task for _, _, task, condition in slots if condition is Condition.GUIDED], peek=False)
@@ -101,13 +103,13 @@ class Collector:
             by_group.setdefault(episode.group_id, []).append(episode)
         return [Group(group_id, tuple(members)) for group_id, members in by_group.items()]
 
-    async def evaluate(self, tasks: Sequence[Task], *, name: str, guided: bool, sampling: SamplingParams) -> list[Episode]:
+    async def evaluate(self, tasks: Sequence[Task], *, name: str, guided: bool, sampling: SamplingParams, first: int = 0) -> list[Episode]:
         """One episode per task, with or without experience; nothing is counted, distilled or asked. A gate works as in training."""
         condition = Condition.GUIDED if guided else Condition.FREE
         lessons = await self._lessons(tasks, peek=True) if guided else [[] for _ in tasks]
         plans = [
             self._plan(f"{name}/{i}", f"{name}/{i}", task, condition, found, sampling, ask_uses=0)
-            for i, (task, found) in enumerate(zip(tasks, lessons, strict=True))
+            for i, (task, found) in enumerate(zip(tasks, lessons, strict=True), first)
         ]
         return await self._play(plans, None, count=False)
 

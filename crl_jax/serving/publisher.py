@@ -26,7 +26,7 @@ from crl_jax.models.lora import Lora
 from crl_jax.models.params import Params, check_complete, flatten
 from crl_jax.models.transformer import param_shapes
 from crl_jax.sharding.adapters import adapter_shardings, make_merge
-from crl_jax.sharding.reshard import Layout, unchanged
+from crl_jax.sharding.reshard import Layout, on_own_part, own_part, unchanged
 from crl_jax.sharding.rules import param_shardings, replicated
 from crl_jax.sharding.transfer import Transfer
 
@@ -34,7 +34,7 @@ from crl_jax.sharding.transfer import Transfer
 @dataclasses.dataclass(frozen=True)
 class Serving:
     """How a sampler wants its weights: on ``mesh`` (several devices along ``data`` or ``fsdp`` by the rules of ``sharding.rules``), in
-    ``dtype``, arranged by ``layout``.
+    ``dtype``, arranged by ``layout``. In a job of several processes each one's sampler takes the copies on its own devices.
     """
 
     mesh: Mesh
@@ -82,6 +82,7 @@ class Publisher:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.sampler, self.transfer, self._merge, self._checksum, self._clock = sampler, transfer, merge, checksum, clock
+        self._own = own_part(transfer.target_mesh)
 
     @staticmethod
     def of_weights(sampler: Receiver, config: ModelConfig, mesh: Mesh, serving: Serving, **options: Any) -> Publisher:
@@ -145,6 +146,6 @@ class Publisher:
         if self._merge is not None:
             served = jax.block_until_ready(self._merge(served))
             ended("merge")
-        self.sampler.publish(served, version)
+        self.sampler.publish(on_own_part(served, self._own), version)
         ended("swap")
         return Published(version, self.transfer.nbytes, seconds, checksum)

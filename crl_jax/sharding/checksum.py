@@ -53,7 +53,8 @@ def make_sums(where: Params, dtype: Any = None) -> Callable[[Params], UInt32[Arr
 
         return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=(spec,), out_specs=PartitionSpec(AXES), check_vma=False))
 
-    together = jax.jit(lambda parts: jnp.stack(parts, axis=1), out_shardings=NamedSharding(mesh, PartitionSpec(AXES)))
+    # replicated, so that every process reads all
+    together = jax.jit(lambda parts: jnp.stack(parts, axis=1), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def sums(params: Params) -> UInt32[Array, "N L"]:
         leaves = flatten(params)

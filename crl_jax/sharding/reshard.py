@@ -1,6 +1,7 @@
 """Weights from the learner's mesh to the sampler's.
 
-Owns: the serving mesh (the learner's devices as replicas of ``tensor`` chips each) and the compiled copy between the two placements.
+Owns: the serving mesh (the learner's devices as replicas of ``tensor`` chips each), which of its replicas are this process's, and the
+compiled copy between the two placements.
 Promises: the result shares no buffer with the input, so the learner may donate its state; values are cast, never changed otherwise. Does
 not: know versions or samplers.
 """
@@ -12,12 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from crl_jax.models.config import ModelConfig
 from crl_jax.models.params import Params
 from crl_jax.models.transposed import transposed
-from crl_jax.sharding.mesh import AXES
+from crl_jax.sharding.mesh import AXES, TENSOR
 from crl_jax.sharding.rules import param_shardings
 
 
@@ -29,6 +31,35 @@ def serving_mesh(mesh: Mesh, tensor: int) -> Mesh:
     if tensor < 1 or mesh.size % tensor:
         raise ValueError(f"serve_tensor={tensor} does not divide the {mesh.size} devices of the role's mesh: use a divisor of {mesh.size}")
     return Mesh(mesh.devices.reshape(-1, 1, tensor), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def own_part(mesh: Mesh) -> Mesh:
+    """The replicas of a serving mesh that lie on this process's devices: all of it when there is one process.
+
+    Raises ValueError when a replica lies on the devices of several processes, or this one has none.
+    """
+    if jax.process_count() == 1:
+        return mesh
+    rows = [row for row in mesh.devices if any(device.process_index == jax.process_index() for device in row.flat)]
+    if not rows or any(device.process_index != jax.process_index() for row in rows for device in row.flat):
+        local = jax.local_device_count()
+        raise ValueError(
+            f"each process samples on its own {local} devices, and a copy of the weights on {mesh.shape[TENSOR]} does not lie within "
+            f"them: set serve_tensor to a divisor of {local}"
+        )
+    return Mesh(np.stack(rows), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def on_own_part(params: Params, own: Mesh) -> Params:
+    """What this process holds of ``params``, which lie on a serving mesh, as arrays on ``own`` (`own_part`); nothing is copied."""
+
+    def part(leaf: Any) -> Any:
+        if leaf.is_fully_addressable:
+            return leaf
+        shards = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, NamedSharding(own, leaf.sharding.spec), shards)
+
+    return jax.tree.map(part, params)
 
 
 def make_reshard(config: ModelConfig, target: Mesh, dtype: Any) -> Callable[[Params], Params]:

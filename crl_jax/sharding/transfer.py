@@ -32,6 +32,7 @@ class Transfer:
         mesh = jax.tree.leaves(target)[0].mesh
         if mesh.size > 1 and layout is not unchanged:
             raise ValueError(f"a serving layout is for one device, the serving mesh has {mesh.size}: use layout=unchanged")
+        self.target_mesh = mesh
         alone = replicated(mesh)  # on one device; there the layout decides what a leaf is
         self._source, self._target = source, target if mesh.size > 1 else jax.tree.map(lambda _: alone, target)
 

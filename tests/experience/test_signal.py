@@ -10,11 +10,11 @@ import pytest
 from experience_toys import episode
 from manager_toys import build, run, teach
 
-from crl_jax.build import Run
 from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.reward import RewardRule
 from crl_jax.extractor_learner import ExtractorLearner
 from crl_jax.records import Condition, Decision, Generation, GenerationKind, Sum, Verdict
+from crl_jax.run import Run
 
 
 def test_what_was_retrieved_but_not_shown_is_neither_credited_nor_counted():

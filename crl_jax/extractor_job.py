@@ -1,0 +1,225 @@
+"""The extractor in a job of its own: it serves its model for the bank to sample from, and learns whenever the bank has a full batch.
+
+    repeat, until the bank says that the actor's job has taken its last step
+      the first process asks the bank for a batch of credited generations, and tells the others
+      one CISPO step by all processes together
+      every process serves the new weights: requests in flight go on with them
+
+Owns: the order of things in such a job. Promises: serving never waits for learning; what was saved can be resumed (steps are counted in
+updates); a job that is told to stop saves and leaves with code 75; every wait has a deadline. Does not: see episodes or the actor.
+
+The batch that a killed job was learning from is lost: it had left the bank's buffer. A resumed job numbers its versions on from those of
+its checkpoint; the log-probabilities that a generation was sampled at are its own, so the ratio of the loss is right whatever its number.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from crl_jax import build, lookup, run_folder
+from crl_jax.bank_service import bank_pb2 as pb
+from crl_jax.bank_service import codec
+from crl_jax.config.schema import Config
+from crl_jax.experience.buffer import Sample
+from crl_jax.extractor_learner import learn_from
+from crl_jax.host_memory import keep_freed_memory
+from crl_jax.job import Job
+from crl_jax.models import transformer
+from crl_jax.preemption import Preempted, Preemption, unless_stopped
+from crl_jax.role import Role
+from crl_jax.role_front import RoleFront, open_front, reserved
+from crl_jax.rollout.shell import Shell
+from crl_jax.run import Parts
+from crl_jax.run_bank import RunBank, shared_bank
+from crl_jax.run_state import RunCounters, restore_run, save_at_once, save_run
+from crl_jax.serving.sampler import EngineSampler
+from crl_jax.telemetry.spans import Spans
+from crl_jax.telemetry.tracker import displayed
+from crl_jax.token_file import read_token
+
+LOOK_S = 0.5  # between looks at the bank
+ROUND_S = 5.0  # after so long without a batch the processes look whether anything else is to be done
+WORD_S = 60.0  # between lines that say that it still waits
+_CALL_S = 60.0  # of a call to the bank beyond its own deadline
+
+Found = dict[str, Any]  # "over": whether the run is, "evidence": what to learn from
+
+
+@dataclasses.dataclass(kw_only=True)
+class ExtractorParts(Parts):
+    """A started job of the extractor. Steps are its updates."""
+
+    extractor: Role
+    bank: RunBank
+    front: RoleFront
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The one model."""
+        return {"extractor": self.extractor}
+
+    def call(self, coroutine: Any, what: str) -> Any:
+        """An answer of the bank."""
+        return self.shell.call(coroutine, self.config.bank.server.timeout_s + _CALL_S, what)
+
+
+def learn_and_serve(config: Config, *, resume: bool, out: Callable[[str], None], job: Job) -> pathlib.Path:
+    """Runs the job to its end and returns its folder. ``out`` is called in the first process.
+
+    Raises ConfigError when it cannot be run; Preempted when it was told to stop (it is saved then); whatever stopped a part of it.
+    """
+    say: Callable[[str], None] = out if job.processes.first else _silent
+    with Preemption.of(config.run, job.processes) as stop, open_job(config, job, resume=resume) as parts:
+        parts.counters = restore_run(parts) if resume else RunCounters()
+        parts.extractor_updates = parts.counters.step
+        say(_described(parts))
+        try:
+            _learn(parts, stop, say)
+        except Preempted as stopped:
+            step = save_at_once(parts)
+            stop.saved = True
+            raise stopped.after(step, parts.folder) from None
+        save_at_once(parts)
+        return parts.folder
+
+
+@contextlib.contextmanager
+def open_job(config: Config, job: Job, *, resume: bool) -> Iterator[ExtractorParts]:
+    """Builds and starts what the job needs. Raises ConfigError before anything starts when it cannot run here."""
+    job.check(config)
+    build.keep_compiled_programs(config.run.compile_cache)
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
+    listen = config.extractor.listen
+    with contextlib.ExitStack() as stack:
+        token = read_token(pathlib.Path(listen.token_file) if listen.token_file else None)
+        at = stack.enter_context(reserved(listen.host, listen.port, token))
+        folder = stack.enter_context(run_folder.claim(config, job.processes, resume=resume))
+        model = lookup.run_parts(config, ("extractor",))["extractor"]
+        saver, trackers, profiler = build.open_outputs(config, folder, job, stack)
+        shell = stack.enter_context(Shell())
+        extractor = build.open_role(config, "extractor", model, None, shell, stack, job.processes)
+        bank = shared_bank(config, shell, stack, read_only=False)
+        queue = 4 * config.extractor.slots + config.extractor.concurrency
+        assert isinstance(extractor.sampler, EngineSampler)  # `Job.check`
+        front = stack.enter_context(open_front("extractor", extractor.sampler, model.codec, at=at, shell=shell, queue=queue))
+        if job.processes.first:
+            run_folder.write_config(folder, config)
+        outputs = {"trackers": trackers, "profiler": profiler, "saver": saver}
+        models = {"extractor": extractor, "bank": bank, "front": front, "manager": None}
+        yield ExtractorParts(config=config, job=job, folder=folder, shell=shell, **models, **outputs)
+
+
+def _learn(parts: ExtractorParts, stop: Preemption, say: Callable[[str], None]) -> None:
+    """All updates until the run is over."""
+    spans, told = Spans(), parts.clock()
+    while True:
+        parts.front.check()
+        parts.saver.check()
+        with spans("wait"):
+            found = unless_stopped(stop, parts.job.processes, functools.partial(_look, parts))
+            evidence, over, step = _told(parts, found)
+        if evidence:
+            metrics = _update(parts, evidence, step, spans)
+            _note(parts, metrics, spans, say)
+            told = parts.clock()
+        elif over:
+            return
+        elif parts.clock() - told > WORD_S:
+            say(f"the extractor waits for a full batch of evidence; the actor's job is at step {step} of {parts.config.run.steps}")
+            told = parts.clock()
+
+
+def _look(parts: ExtractorParts) -> Found:
+    """In the first process: a batch as soon as there is one, or how far the run is."""
+    if not parts.job.processes.first:
+        return {}
+    end = parts.clock() + ROUND_S
+    while True:
+        evidence = parts.call(parts.bank.pop_batch(), "the extractor's batch")
+        step = int(parts.call(parts.bank.stats(), "looking how far the run is").get("step", 0))
+        over = step >= parts.config.run.steps
+        if evidence or over or parts.clock() > end:
+            return {"evidence": evidence or [], "over": over, "step": step}
+        time.sleep(LOOK_S)
+
+
+def _told(parts: ExtractorParts, found: Found) -> tuple[list[Sample], bool, int]:
+    """What the first process found, in all of them."""
+    processes = parts.job.processes
+    if processes.count == 1:
+        return found["evidence"], found["over"], found["step"]
+    over, step, some = processes.of_first(lambda: [found["over"], found["step"], bool(found["evidence"])], "what there is to do")
+    if not some:
+        return [], over, step
+    packed = processes.bytes_of_first(_packed(found["evidence"]) if processes.first else b"", "the evidence")
+    return _unpacked(packed), over, step
+
+
+def _packed(evidence: Sequence[Sample]) -> bytes:
+    rows = [
+        [base64.b64encode(codec.generation_to_proto(s.generation).SerializeToString()).decode(), codec.sample_values(s)] for s in evidence
+    ]
+    return json.dumps(rows).encode()
+
+
+def _unpacked(packed: bytes) -> list[Sample]:
+    found: list[Sample] = []
+    for text, values in json.loads(packed):
+        generation = pb.Generation()
+        generation.ParseFromString(base64.b64decode(text))
+        found.append(codec.sample_of(codec.generation_from_proto(generation), values))
+    return found
+
+
+def _update(parts: ExtractorParts, evidence: Sequence[Sample], step: int, spans: Spans) -> dict[str, Any]:
+    processes, extractor = parts.job.processes, parts.extractor
+    share = processes.share(len(evidence))
+    parts.profiler.before(parts.counters.step)
+    with spans("extractor_step"):
+        sums, weights = learn_from(extractor, evidence, step=step, loss=parts.config.extractor.loss, mine=slice(share.start, share.stop))
+    if processes.first:
+        trained = [s.generation.id for s, weight in zip(evidence, weights, strict=True) if weight > 0]
+        with spans("bank"):
+            parts.call(parts.bank.record_trained(trained, step=step), "recording the extractor's batch")
+    with spans("publish"):
+        extractor.publish()
+    parts.extractor_updates += 1
+    return {f"extractor/{name}": value for name, value in sums.items()} | {"extractor/version": extractor.version, "run/step": step}
+
+
+def _note(parts: ExtractorParts, metrics: dict[str, Any], spans: Spans, say: Callable[[str], None]) -> None:
+    """The row of an update, and its checkpoint if one is due."""
+    phases = spans.take()
+    row = metrics | parts.metrics() | {"step_s": sum(phases.values())} | {f"phase_s/{name}": s for name, s in phases.items()}
+    parts.counters = RunCounters(parts.counters.step + 1, 0, parts.extractor_updates)
+    parts.trackers.log(parts.counters.step, row)
+    numbers = displayed(row)
+    where = f"update {parts.counters.step:>4}  at step {metrics['run/step']}/{parts.config.run.steps} of the run"
+    learned = f"reward {numbers['extractor/reward']:+.2f}  lag {numbers['extractor/lag']:.1f}"
+    say("  ".join([where, learned, *(f"{name} {s:.1f}s" for name, s in phases.items())]))
+    every = parts.config.run.save_every
+    if every and parts.counters.step % every == 0:
+        with spans("checkpoint"):
+            save_run(parts)
+
+
+def _described(parts: ExtractorParts) -> str:
+    c = parts.config
+    model = f"extractor {c.extractor.model} ({transformer.count_params(parts.extractor.model_config) / 1e6:.2f} M)"
+    what = f"run {c.run.name}: {model}, seed {c.run.seed}, {parts.devices()}, from update {parts.counters.step}"
+    return f"{what}; served at {parts.front.url}/v1; files in {parts.folder}"
+
+
+def _silent(text: str) -> None:
+    del text
