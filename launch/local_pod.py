@@ -1,0 +1,258 @@
+"""A pod on this machine: the processes that a pod's hosts run, with virtual CPU devices in the place of chips.
+
+    the bank:         crl bank serve RECIPE
+    two jobs, each of --processes processes under launch/worker.py, as on a host:
+      crl train RECIPE --role actor|extractor --coordinator ... --process-id I --processes N
+
+Owns: their start, their watch and their end. Promises: a job that ends badly is started again with --resume, at most ``--max-failures``
+times (an end by preemption, code 75, is not counted); when this ends, for whatever reason, none of the processes is left; every wait has a
+deadline. Does not: reach beyond this machine; a pod's jobs and bank are started by ``tpu_vm`` and ``gke``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from launch.cloud.commands import Commands
+from launch.cloud.errors import LaunchError, Refused
+from launch.cloud.names import all_checked, checked
+from launch.cloud.outcome import PREEMPTED_CODES
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROLES = ("actor", "extractor")
+POLL_S = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """What is started. ``coordinators`` are the ports where the processes of each job meet, ``listen`` those of the extractor's servers."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    folder: pathlib.Path
+    processes: int
+    bank_port: int
+    coordinators: dict[str, int]
+    listen: tuple[int, ...]
+    grace_s: float
+    stall_s: float
+
+    def bank(self) -> list[str]:
+        """The command of the bank."""
+        servers = ",".join(f"http://127.0.0.1:{port}" for port in self.listen)
+        where = [f"run.dir={self.folder}", "run.name=bank", f"extractor.server.url={servers}"]
+        return [*_crl("bank", "serve"), self.recipe, *self.settings, *where, "--port", str(self.bank_port)]
+
+    def trainer(self, role: str, index: int, *, resume: bool) -> list[str]:
+        """The command of one process of a job: the host's watcher, and what it runs."""
+        watch = ["--folder", str(self.folder / "hosts" / f"{role}-{index}"), "--process-id", str(index), "--processes", str(self.processes)]
+        watch += ["--coordinator", f"127.0.0.1:{self.coordinators[role]}", "--cwd", str(ROOT)]
+        watch += ["--grace-s", f"{self.grace_s:g}", "--stall-s", f"{self.stall_s:g}"]
+        own = [f"run.dir={self.folder}", f"run.name={role}", f"bank.server.url=grpc://127.0.0.1:{self.bank_port}", "bank.server.run=pod"]
+        if role == "extractor":
+            own.append(f"extractor.listen.port={self.listen[index]}")
+        crl = [*_crl("train"), self.recipe, *self.settings, *own, "--role", role, *(["--resume"] if resume else [])]
+        echo = ["--echo"] if (role, index) == ("actor", 0) else []  # the lines of the run, for whoever started it
+        return [sys.executable, str(ROOT / "launch" / "worker.py"), "run", *watch, *echo, "--", *crl]
+
+
+class Job:
+    """The processes of one role."""
+
+    def __init__(self, pod: Pod, role: str, environment: dict[str, str], commands: Commands) -> None:
+        self.role = role
+        self._pod, self._environment, self._commands = pod, environment, commands
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *, resume: bool) -> None:
+        """Starts every process of the job."""
+        words = [self._pod.trainer(self.role, i, resume=resume) for i in range(self._pod.processes)]
+        self._running = [_started(argv, self._environment, None, self._commands) for argv in words]
+
+    def codes(self) -> list[int | None]:
+        """The exit code of each process; None while it runs."""
+        return [process.poll() for process in self._running]
+
+    def stop(self, limit_s: float) -> list[int | None]:
+        """Tells the processes to save and leave, and kills what has not left after ``limit_s``."""
+        for process in self._running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        _wait([*self._running], limit_s)
+        for process in self._running:
+            _end(process)
+        return self.codes()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 when the run is over, 75 when it was stopped and can be resumed, else the code of the process that failed."""
+    args = _parser().parse_args(argv)
+    commands = Commands(dry_run=args.dry_run)
+    try:
+        return _run(args, commands)
+    except Refused as error:
+        print(f"local_pod: {error}", file=sys.stderr)
+        return 2
+    except LaunchError as error:
+        print(f"local_pod: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace, commands: Commands) -> int:
+    recipe = checked("recipe", args.recipe)
+    all_checked("setting", args.settings)
+    if args.processes < 1 or args.devices < 1:
+        raise Refused(f"--processes {args.processes} and --devices {args.devices} must be 1 or more")
+    folder = pathlib.Path(args.folder).absolute()
+    ports = _free_ports(3 + args.processes)
+    pod = Pod(
+        recipe=recipe,
+        settings=tuple(args.settings),
+        folder=folder,
+        processes=args.processes,
+        bank_port=ports[0],
+        coordinators=dict(zip(ROLES, ports[1:3], strict=True)),
+        listen=tuple(ports[3:]),
+        grace_s=args.grace_s,
+        stall_s=args.stall_s,
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.devices)}
+    jobs = [Job(pod, role, environment, commands) for role in ROLES]
+    if args.dry_run:
+        commands.say("each in the background, with JAX_PLATFORMS=cpu and JAX_NUM_CPU_DEVICES=" + str(args.devices))
+        for words in (pod.bank(), *(pod.trainer(role, i, resume=args.resume) for role in ROLES for i in range(args.processes))):
+            commands.run(words, timeout_s=1)
+        return 0
+    with _told_to_stop() as told, _bank(pod, environment, commands) as bank:
+        try:
+            return _watch(jobs, bank, args, told)
+        finally:
+            for job in jobs:
+                job.stop(args.grace_s + 15)
+
+
+def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Namespace, told: list[int]) -> int:
+    """Until the actor's job is over and the extractor's has seen it."""
+    failures, end, extractor_end = 0, time.monotonic() + args.timeout_s, 0.0
+    for job in jobs:
+        job.start(resume=args.resume)
+    while True:
+        if told:
+            codes = [code for job in jobs for code in job.stop(args.grace_s + 15)]
+            print(f"local_pod: stopped, exit codes {codes}: the same command with --resume goes on", flush=True)
+            return 75
+        if bank.poll() is not None:
+            raise LaunchError(f"the bank ended with code {bank.returncode}: see bank.log in {args.folder}")
+        if time.monotonic() > end:
+            raise LaunchError(f"not over after --timeout-s {args.timeout_s:g}; --resume goes on")
+        codes = {job.role: job.codes() for job in jobs}
+        if all(code == 0 for found in codes.values() for code in found):
+            print("local_pod: the run is over", flush=True)
+            return 0
+        for job in jobs:
+            bad = [code for code in codes[job.role] if code not in (None, 0)]
+            if not bad:
+                continue
+            everyones = job.stop(args.siblings_s)
+            preempted = any(code in PREEMPTED_CODES for code in everyones)
+            failures += not preempted
+            print(f"local_pod: the {job.role}'s job {'was stopped' if preempted else 'failed'}, exit codes {everyones}", flush=True)
+            if failures > args.max_failures:
+                print(f"local_pod: {args.max_failures} retries are used up: see log in {args.folder}/hosts", file=sys.stderr)
+                return next(int(code) for code in bad if code is not None)
+            job.start(resume=True)
+        if all(code == 0 for code in codes["actor"]):
+            extractor_end = extractor_end or time.monotonic() + args.finish_s
+            if time.monotonic() > extractor_end:
+                raise LaunchError(f"the extractor's job did not end within {args.finish_s:g} s of the actor's")
+        time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _bank(pod: Pod, environment: dict[str, str], commands: Commands) -> Iterator[subprocess.Popen[bytes]]:
+    pod.folder.mkdir(parents=True, exist_ok=True)
+    with (pod.folder / "bank.log").open("ab") as log:
+        bank = _started(pod.bank(), environment, log.fileno(), commands)
+        try:
+            yield bank
+        finally:
+            bank.send_signal(signal.SIGTERM)
+            _wait([bank], 45)
+            _end(bank)
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[list[int]]:
+    """The signals that came; they end nothing by themselves."""
+    told: list[int] = []
+    before = {number: signal.signal(number, lambda found, _: told.append(found)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _started(argv: Sequence[str], environment: dict[str, str], log: int | None, commands: Commands) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that a terminal's SIGINT comes to this process alone."""
+    commands.say("start: " + " ".join(argv[-12:]))
+    return subprocess.Popen(argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
+    end = time.monotonic() + limit_s
+    while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills it with all it started, if it is still there."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def _crl(*words: str) -> list[str]:
+    return [sys.executable, "-m", "crl_jax.cli", *words]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="local_pod.sh", description="Runs a pod's processes on this machine, with virtual CPU devices.")
+    top.add_argument(
+        "recipe", nargs="?", default="configs/local_pod.yaml", help="its meshes must fit: processes times devices for each role"
+    )
+    top.add_argument("settings", nargs="*", metavar="section.key=value")
+    top.add_argument("--folder", default="runs/local_pod", help="the runs (actor, extractor, bank) and each host's log")
+    top.add_argument("--processes", type=int, default=2, help="of each job")
+    top.add_argument("--devices", type=int, default=1, help="virtual CPU devices of each process")
+    top.add_argument("--resume", action="store_true", help="go on with the runs in --folder")
+    top.add_argument("--max-failures", type=int, default=3, help="ends with an error after which a job is started again")
+    top.add_argument("--grace-s", type=float, default=60.0, help="from SIGTERM to SIGKILL of a trainer")
+    top.add_argument("--siblings-s", type=float, default=120.0, help="from a bad end of one process to that of the job's others")
+    top.add_argument("--finish-s", type=float, default=600.0, help="from the end of the actor's job to that of the extractor's")
+    top.add_argument("--stall-s", type=float, default=1800.0, help="silence after a step that means a trainer hangs")
+    top.add_argument("--timeout-s", type=float, default=24 * 3600.0, help="of the whole")
+    top.add_argument("--dry-run", action="store_true", help="print the commands, run none")
+    return top
+
+
+if __name__ == "__main__":
+    sys.exit(main())
