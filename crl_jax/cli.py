@@ -90,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--profile-steps", metavar="A:B", help="write a profiler trace of steps A to B-1 for TensorBoard")
     evaluate = _with_config(_command(commands, "eval", _eval, "evaluate a checkpoint with and without experience"))
     evaluate.add_argument("--step", type=int, help="checkpoint to evaluate (default: the newest complete one)")
+    evaluate.add_argument("--role", choices=("actor",), help="the run was trained with this: the actor alone, and a bank on a server")
     _serve_command(commands)
     warm = _command(commands, "warmstart", _warmstart, "make the micro models' starting weights from scripted play")
     warm.add_argument("--out", type=pathlib.Path, help="safetensors file to write (default: the file that ships with the package)")
@@ -225,7 +226,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    return importlib.import_module("crl_jax.evaluate").main(_load(args), step=args.step)
+    return importlib.import_module("crl_jax.evaluate").main(_load(args), step=args.step, role=args.role)
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.config.schema import Config
+from crl_jax.job import Job, RoleName
 from crl_jax.records import Episode, Sum
 from crl_jax.rollout.assemble import success_rate
 from crl_jax.telemetry.tracker import displayed
@@ -65,12 +66,15 @@ def _metrics(episodes: Sequence[Episode], key: str) -> dict[str, Sum]:
     return {key: Sum(won, played), f"{key}/turns": Sum(turns, played), f"{key}/read": Sum(read, len(episodes))}
 
 
-def main(config: Config, *, step: int | None = None) -> int:
-    """``crl eval``: evaluate the newest (or the given) checkpoint of a run, print the success rates, leave the run's files alone."""
+def main(config: Config, *, step: int | None = None, role: RoleName | None = None) -> int:
+    """``crl eval``: evaluate the newest (or the given) checkpoint of a run, print the success rates, leave the run's files alone.
+
+    ``role``: of a run whose models were trained in jobs of their own, the actor's.
+    """
     from crl_jax import build
     from crl_jax.run_state import restore_run
 
-    with build.open_run(config, resume=True, read_only=True) as run:
+    with build.open_run(config, resume=True, read_only=True, job=Job(role)) as run:
         counters = restore_run(run, step=step)
         for key, value in displayed(evaluate(run, step=counters.step)).items():
             print(f"{key:<44} {value:.3f}")

@@ -40,6 +40,10 @@ class Job:
             raise ConfigError(f"--role extractor: run.method={config.run.method} does not train it: start the actor's job alone")
         if self.role == "extractor" and config.extractor.server.url:
             raise ConfigError("`extractor.server.url`: this job serves the extractor itself: only the bank's recipe names where it is")
+        if self.role is None and config.run.method in ("complementary", "exp_only") and shared and not config.extractor.server.url:
+            fix = "name one `crl serve extractor` as extractor.server.url here and in the recipe of `crl bank serve`"
+            why = "lessons are written where the bank is, so the extractor trained here must be served to it"
+            raise ConfigError(f"`extractor.server.url`: {why}: {fix}, or train each model in a job of its own (--role)")
         if self.role is not None and config.run.method != "baseline" and not shared:
             raise ConfigError(
                 f"--role {self.role}: the models' jobs share a bank, so start `crl bank serve` and set bank.server.url, e.g. grpc://host:8100"

@@ -31,6 +31,7 @@ from launch.cloud.outcome import PREEMPTED_CODES
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROLES = ("actor", "extractor")
 POLL_S = 0.2
+WRONG = 2  # a trainer's exit code for settings that cannot be run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +84,19 @@ class Job:
         """The exit code of each process; None while it runs."""
         return [process.poll() for process in self._running]
 
+    def settle(self, limit_s: float) -> list[int | None]:
+        """After a bad end of one process: how those ended that did so by themselves within ``limit_s``; the others are made to."""
+        _wait(self._running, limit_s)
+        ended = self.codes()
+        self.stop(15)
+        return ended
+
     def stop(self, limit_s: float) -> list[int | None]:
         """Tells the processes to save and leave, and kills what has not left after ``limit_s``."""
         for process in self._running:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        _wait([*self._running], limit_s)
+        _wait(self._running, limit_s)
         for process in self._running:
             _end(process)
         return self.codes()
@@ -163,12 +171,13 @@ def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Na
             bad = [code for code in codes[job.role] if code not in (None, 0)]
             if not bad:
                 continue
-            everyones = job.stop(args.siblings_s)
+            everyones = job.settle(args.siblings_s)
             preempted = any(code in PREEMPTED_CODES for code in everyones)
             failures += not preempted
             print(f"local_pod: the {job.role}'s job {'was stopped' if preempted else 'failed'}, exit codes {everyones}", flush=True)
-            if failures > args.max_failures:
-                print(f"local_pod: {args.max_failures} retries are used up: see log in {args.folder}/hosts", file=sys.stderr)
+            if WRONG in everyones or failures > args.max_failures:
+                why = "another start would end the same way" if WRONG in everyones else f"{args.max_failures} retries are used up"
+                print(f"local_pod: {why}: see hosts/{job.role}-*/log in {args.folder}", file=sys.stderr)
                 return next(int(code) for code in bad if code is not None)
             job.start(resume=True)
         if all(code == 0 for code in codes["actor"]):
@@ -246,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--resume", action="store_true", help="go on with the runs in --folder")
     top.add_argument("--max-failures", type=int, default=3, help="ends with an error after which a job is started again")
     top.add_argument("--grace-s", type=float, default=60.0, help="from SIGTERM to SIGKILL of a trainer")
-    top.add_argument("--siblings-s", type=float, default=120.0, help="from a bad end of one process to that of the job's others")
+    top.add_argument("--siblings-s", type=float, default=90.0, help="from a bad end of one process to that of the job's others")
     top.add_argument("--finish-s", type=float, default=600.0, help="from the end of the actor's job to that of the extractor's")
     top.add_argument("--stall-s", type=float, default=1800.0, help="silence after a step that means a trainer hangs")
     top.add_argument("--timeout-s", type=float, default=24 * 3600.0, help="of the whole")

@@ -310,9 +310,6 @@ def _bank_server(c: Config) -> Found:
         yield "bank.server.tls_root", f"a root certificate goes with TLS: write bank.server.url=grpcs://{target}"
     if s.attempts < 1 or s.timeout_s <= 0 or not 1 <= s.message_mib <= 1024:
         yield "bank.server", "attempts must be 1 or more, timeout_s above 0, message_mib 1 to 1024"
-    if c.run.method in ("complementary", "exp_only") and not c.extractor.server.url:
-        fix = "name one `crl serve extractor` as extractor.server.url here and in the recipe of `crl bank serve`"
-        yield "extractor.server.url", f"lessons are written where the bank is, so the extractor trained here must be served to it: {fix}"
 
 
 def _bank(c: Config) -> Found:
