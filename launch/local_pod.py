@@ -51,7 +51,7 @@ class Pod:
     def bank(self) -> list[str]:
         """The command of the bank."""
         servers = ",".join(f"http://127.0.0.1:{port}" for port in self.listen)
-        where = [f"run.dir={self.folder}", "run.name=bank", f"extractor.server.url={servers}"]
+        where = [f"run.dir={self.folder}", "run.name=bank", f"extractor.server.url={servers}", "extractor.serve_tensor=0"]
         return [*_crl("bank", "serve"), self.recipe, *self.settings, *where, "--port", str(self.bank_port)]
 
     def trainer(self, role: str, index: int, *, resume: bool) -> list[str]:
@@ -84,6 +84,12 @@ class Job:
         """The exit code of each process; None while it runs."""
         return [process.poll() for process in self._running]
 
+    def tell(self) -> None:
+        """Tells the processes to save and leave."""
+        for process in self._running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
     def settle(self, limit_s: float) -> list[int | None]:
         """After a bad end of one process: how those ended that did so by themselves within ``limit_s``; the others are made to."""
         _wait(self._running, limit_s)
@@ -93,9 +99,7 @@ class Job:
 
     def stop(self, limit_s: float) -> list[int | None]:
         """Tells the processes to save and leave, and kills what has not left after ``limit_s``."""
-        for process in self._running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+        self.tell()
         _wait(self._running, limit_s)
         for process in self._running:
             _end(process)
@@ -145,8 +149,7 @@ def _run(args: argparse.Namespace, commands: Commands) -> int:
         try:
             return _watch(jobs, bank, args, told)
         finally:
-            for job in jobs:
-                job.stop(args.grace_s + 15)
+            _stop(jobs, args.grace_s + 15)
 
 
 def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Namespace, told: list[int]) -> int:
@@ -156,7 +159,7 @@ def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Na
         job.start(resume=args.resume)
     while True:
         if told:
-            codes = [code for job in jobs for code in job.stop(args.grace_s + 15)]
+            codes = _stop(jobs, args.grace_s + 15)
             print(f"local_pod: stopped, exit codes {codes}: the same command with --resume goes on", flush=True)
             return 75
         if bank.poll() is not None:
@@ -185,6 +188,13 @@ def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Na
             if time.monotonic() > extractor_end:
                 raise LaunchError(f"the extractor's job did not end within {args.finish_s:g} s of the actor's")
         time.sleep(POLL_S)
+
+
+def _stop(jobs: Sequence[Job], limit_s: float) -> list[int | None]:
+    """All jobs at once."""
+    for job in jobs:
+        job.tell()
+    return [code for job in jobs for code in job.stop(limit_s)]
 
 
 @contextlib.contextmanager

@@ -101,7 +101,7 @@ def jobset(job: Job) -> str:
 def bank(job: Job) -> str:
     """The bank's Service and StatefulSet."""
     extractor = f"extractor.server.url=http://{job.coordinator('extractor')}:{SERVE_PORT}"
-    command = ["crl", "bank", "serve", job.recipe, "run.dir=/data", extractor, *_literal(job.settings), *_literal(job.bank_settings)]
+    command = ["crl", "bank", "serve", job.recipe, "run.dir=/data", extractor, *_literal(job.settings), "extractor.serve_tensor=0", *_literal(job.bank_settings)]
     values = {
         "bank": job.bank,
         "token": job.token,
