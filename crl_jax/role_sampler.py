@@ -47,10 +47,9 @@ def open_sampler(
 
 def served_params(parts: RoleParts, serving: Serving) -> Params:
     """A copy of the role's first weights as its sampler wants them, on this process's devices."""
-    if serving.mesh == parts.mesh:
-        return make_copy(serving.dtype, serving.layout)(parts.params)
-    served = make_reshard(parts.model, serving.mesh, serving.dtype)(parts.params)
-    return on_own_part(served, own_part(serving.mesh))
+    same = serving.mesh == parts.mesh
+    served = make_copy(serving.dtype, serving.layout) if same else make_reshard(parts.model, serving.mesh, serving.dtype)
+    return on_own_part(served(parts.params), own_part(serving.mesh))
 
 
 def _on_server(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, request_timeout_s: float) -> Sampler:

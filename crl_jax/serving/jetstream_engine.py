@@ -68,7 +68,7 @@ class JetStreamEngine(SlotEngine, engine_api.Engine):  # type: ignore[misc]
         super().__init__(config, max_slots=max_slots, max_length=max_length, mesh=mesh, **options)
         self.defaults = defaults or SamplingParams(max_new_tokens=max_length, temperature=0.0)
         self._tokenizer = tokenizer
-        self._jetstream_mesh = mesh or Mesh(np.array(jax.devices()[:1]), ("tensor",))
+        self._jetstream_mesh = mesh or Mesh(np.array(jax.local_devices()[:1]), ("tensor",))
 
     # ------------------------------------------------------------------------------------------------ JetStream's interface
 
