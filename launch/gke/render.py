@@ -22,7 +22,8 @@ from launch.cloud.names import all_checked, checked
 
 FOLDER = pathlib.Path(__file__).parent
 COORDINATOR_PORT = 8476
-SERVE_PORT = 8002  # of the extractor's server, which the bank samples from
+SERVE_PORT = 8002  # of the extractor's servers, one on each of its hosts, which the bank samples from
+TOKEN = "/secrets/bank/token"
 GRACE_S = 60.0  # from SIGTERM to SIGKILL of a pod
 HOLD_S = 90.0  # longer: a failure waits for a sibling's preemption to be seen first
 
@@ -79,9 +80,13 @@ class Job:
         """The name of the secret with the bank's token."""
         return f"{self.name}-bank-token"
 
+    def host(self, role: str, index: int) -> str:
+        """Host ``index`` of ``role``: a name, which after a restart leads to the new pod."""
+        return f"{self.name}-{role}-0-{index}.{self.name}"
+
     def coordinator(self, role: str) -> str:
-        """Where the processes of ``role`` meet: a name, which after a restart leads to the new pod."""
-        return f"{self.name}-{role}-0-0.{self.name}"
+        """Where the processes of ``role`` meet."""
+        return self.host(role, 0)
 
 
 def jobset(job: Job) -> str:
@@ -100,14 +105,16 @@ def jobset(job: Job) -> str:
 
 def bank(job: Job) -> str:
     """The bank's Service and StatefulSet."""
-    extractor = f"extractor.server.url=http://{job.coordinator('extractor')}:{SERVE_PORT}"
-    command = ["crl", "bank", "serve", job.recipe, "run.dir=/data", extractor, *_literal(job.settings), "extractor.serve_tensor=0", *_literal(job.bank_settings)]
+    servers = ",".join(f"http://{job.host('extractor', index)}:{SERVE_PORT}" for index in range(job.slice.hosts))
+    extractor = [f"extractor.server.url={servers}", f"extractor.server.token_file={TOKEN}", "extractor.serve_tensor=0"]
+    settings = [*_literal(job.settings), *extractor, *_literal(job.bank_settings)]
+    command = ["crl", "bank", "serve", job.recipe, "run.dir=/data", *settings]
     values = {
         "bank": job.bank,
         "token": job.token,
         "labels": _labels(job),
         "image": job.image,
-        "bank_command": [*command, "--host", "0.0.0.0", "--port", "8100", "--token-file", "/secrets/bank/token"],
+        "bank_command": [*command, "--host", "0.0.0.0", "--port", "8100", "--token-file", TOKEN],
         "bank_disk": job.bank_disk,
     }
     return _filled("bank.yaml", values)
@@ -141,7 +148,9 @@ def _pod(job: Job, role: str, settings: tuple[str, ...]) -> dict[str, Any]:
 
 def _trainer(job: Job, role: str, settings: tuple[str, ...]) -> list[str]:
     shared = ["run.dir=/data", f"run.name={job.name}-{role}", f"bank.server.url=grpc://{job.bank}:8100"]
-    shared.append("bank.server.token_file=/secrets/bank/token")
+    shared += [f"bank.server.token_file={TOKEN}", f"bank.server.run={job.name}"]
+    if role == "extractor":
+        shared += ["extractor.listen.host=0.0.0.0", f"extractor.listen.port={SERVE_PORT}", f"extractor.listen.token_file={TOKEN}"]
     return [
         *("python3", "/app/launch/worker.py", "run", "--in-container", "--echo", "--folder", "/tmp/launch", "--cwd", "/app"),
         # Kubernetes puts the pod's index in; no shell does.
