@@ -27,6 +27,10 @@ SCRIPTS = {
     "load": ("load_memory.py", "host memory while a checkpoint is loaded onto a mesh"),
     "publish": ("bench_publish.py", "a swap of weights on eight virtual devices: bytes, seconds by phase, checksum, tokens after it"),
     "bank": ("bench_bank.py", "1,024 clients of the bank's search against bare ScaNN: throughput, latency, beside rebuilds and merges"),
+    "local-pod": (
+        "local_pod.py",
+        "two jobs of two processes and a bank on this machine, undisturbed and with a process of each job killed",
+    ),
     "gpu": ("bench_gpu.py", "the update on an NVIDIA GPU: model FLOPs utilisation"),
 }
 

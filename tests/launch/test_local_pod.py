@@ -1,0 +1,38 @@
+"""The commands of a pod on this machine; the processes themselves are run by ``crl bench local-pod``."""
+
+import pathlib
+import re
+
+import pytest
+
+from launch import local_pod
+
+
+def commands(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert local_pod.main(["--dry-run", *words]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+
+
+def test_a_bank_and_each_process_of_both_jobs(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    bank, *trainers = commands(capsys, "configs/local_pod.yaml", "run.steps=2", "--folder", str(tmp_path), "--processes", "3")
+    assert len(trainers) == 6
+    port = re.search(r"--port (\d+)", bank)
+    assert port is not None
+    assert all(f"bank.server.url=grpc://127.0.0.1:{port[1]}" in line for line in trainers)
+    for role, lines in (("actor", trainers[:3]), ("extractor", trainers[3:])):
+        assert [re.findall(r"--process-id (\d) --processes 3", line) for line in lines] == [["0"], ["1"], ["2"]]
+        assert len({re.findall(r"--coordinator (\S+)", line)[0] for line in lines}) == 1
+        assert all(f"--role {role}" in line and "run.steps=2" in line and "bank.server.run=pod" in line for line in lines)
+        assert not any("--resume" in line for line in lines)
+    listens = [re.findall(r"extractor.listen.port=(\d+)", line)[0] for line in trainers[3:]]
+    assert "extractor.server.url=" + ",".join(f"http://127.0.0.1:{port}" for port in listens) in bank
+
+
+def test_resume_goes_to_every_trainer(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    assert all(line.endswith("--resume") for line in commands(capsys, "--folder", str(tmp_path), "--resume")[1:])
+
+
+@pytest.mark.parametrize("words", [["configs/local_pod.yaml; touch x"], ["configs/local_pod.yaml", "run.steps"], ["--processes", "0"]])
+def test_T05_what_is_no_recipe_or_setting_is_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert local_pod.main(["--dry-run", *words]) == 2
+    assert "local_pod:" in capsys.readouterr().err
