@@ -1,6 +1,6 @@
-"""Which sampler stands behind a role: an engine in this process, or a server.
+"""Which sampler stands behind a role: an engine in this process, a server, or several.
 
-Owns: that choice. Promises: either samples from the role's own weights as version 0 when it is returned. Does not: decide when it ends.
+Owns: that choice. Promises: each samples from the role's own weights as version 0 when it is returned. Does not: decide when it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.publisher import Serving
 from crl_jax.serving.sampler import EngineSampler, Sampler
 from crl_jax.sharding.reshard import make_copy, make_reshard, on_own_part, own_part, serving_layout
-from crl_jax.token_file import read_token
 
 CONNECT_TIMEOUT_S = 60.0
 
@@ -30,7 +29,7 @@ def open_sampler(
     Raises ConfigError for a server that cannot be used, or whose model is shorter than the role's sequences.
     """
     if role.server.url:
-        return _on_server(name, role, parts, shell, request_timeout_s), Serving(parts.mesh, role.serve_dtype)
+        return _on_servers(name, role, parts, shell, request_timeout_s), Serving(parts.mesh, role.serve_dtype)
     from crl_jax.serving.jetstream_engine import JetStreamEngine  # imports JetStream, so only where an engine is made
 
     engine = JetStreamEngine(parts.model, trie=trie, **engine_options(role, own_part(parts.serve_mesh)))
@@ -52,33 +51,45 @@ def served_params(parts: RoleParts, serving: Serving) -> Params:
     return on_own_part(served(parts.params), own_part(serving.mesh))
 
 
-def _on_server(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, request_timeout_s: float) -> Sampler:
-    from crl_jax.serving.remote import RemoteSampler  # imports aiohttp
+def _on_servers(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, request_timeout_s: float) -> Sampler:
+    from crl_jax.role_server import Hook, token_of, ways  # imports aiohttp
     from crl_jax.serving.remote_edge import RemoteError, Retry
-    from crl_jax.serving.remote_weights import SharedFolder
+    from crl_jax.serving.remote_weights import Posts, SharedFolder, WeightFiles
+    from crl_jax.serving.spread import SpreadSampler
 
-    server = role.server
-    token = read_token(pathlib.Path(server.token_file) if server.token_file else None)
-    folder = SharedFolder(server.url, pathlib.Path(server.weights_folder), name, token=token, timeout_s=request_timeout_s)
-    connecting = RemoteSampler.connect(
-        server.url,
-        model=server.model,
+    server, urls = role.server, role.server.urls
+    if not server.weights_folder:
+        fix = "name a folder both can read, and start the server with --weights-folder on it"
+        raise ConfigError(f"`{name}.server.weights_folder`: the server must get this run's weights: {fix}")
+    folder, token = pathlib.Path(server.weights_folder), token_of(role)
+    hooks: dict[str, Hook] = {url: Posts(url, token=token, timeout_s=request_timeout_s) for url in urls}
+    if len(urls) == 1:
+        hooks = {urls[0]: SharedFolder(urls[0], folder, name, token=token, timeout_s=request_timeout_s)}
+    connect = ways(
+        name,
+        role,
         vocab_size=parts.model.vocab_size,
-        token=token,
-        publish=folder,
-        republish=folder.again,
-        logprobs_of=server.logprobs,
         retry=Retry(attempts=server.attempts),
         request_timeout_s=request_timeout_s,
         connect_timeout_s=CONNECT_TIMEOUT_S,
+        hooks=hooks,
     )
+
+    async def connected() -> Sampler:
+        if len(urls) == 1:
+            return await connect[urls[0]]()
+        spread = SpreadSampler(connect, files=WeightFiles(folder, name))
+        try:
+            await spread.connected()
+        except BaseException:
+            await spread.aclose()
+            raise
+        return spread
+
     try:
-        sampler = shell.call(connecting, CONNECT_TIMEOUT_S + 5, f"connecting to {server.url}")
+        sampler = shell.call(connected(), CONNECT_TIMEOUT_S + 5, f"connecting to {server.url}")
     except (RemoteError, TimeoutError) as error:
         raise ConfigError(f"`{name}.server.url`: {error}") from error
-    if sampler.max_length < role.max_length:
-        shell.call(sampler.aclose(), 30.0, f"leaving {server.url}")
-        raise ConfigError(f"`{name}.max_length`: {role.max_length}, but the server takes {sampler.max_length} tokens: make them equal")
     try:
         sampler.publish(make_copy(role.serve_dtype)(parts.params), 0)
     except BaseException:

@@ -69,3 +69,24 @@ def test_a_server_that_cannot_be_used_is_a_configuration_error_that_names_the_ke
         pytest.raises(ConfigError, match=said),
     ):
         open_sampler("actor", role(url, tmp_path, max_length=max_length), parts(), None, here, request_timeout_s=60)
+
+
+def test_several_servers_get_the_runs_weights_and_share_its_sessions(tmp_path):
+    prompt = tiny.prompt(1, 6)
+    with Shell("servers") as there, Shell("run") as here, running_server(there, tmp_path) as one, running_server(there, tmp_path) as two:
+        sampler, _ = open_sampler("actor", role(f"{one}, {two}", tmp_path), parts(), None, here, request_timeout_s=60)
+        asked = (sampler.complete(prompt, SamplingParams(4, temperature=0.0)) for _ in range(2))
+        found = [here.call(one_of_them, 60, "asking") for one_of_them in asked]
+        stats = sampler.stats()
+        here.call(sampler.aclose(), 30, "closing")
+    assert [list(c.ids) for c in found] == [tiny.greedy(tiny.weights(1), prompt, 4)] * 2
+    assert (stats["servers_up"], stats["swaps"], stats["decoded_tokens"]) == (2, 1, 8)
+
+
+def test_a_server_without_a_folder_for_weights_is_refused_before_it_is_asked():
+    settings = ActorConfig(server=ServerConfig(url="http://127.0.0.1:9"))
+    with (
+        Shell("run") as here,
+        pytest.raises(ConfigError, match=r"`extractor\.server\.weights_folder`: the server must get this run's weights"),
+    ):
+        open_sampler("extractor", settings, parts(), None, here, request_timeout_s=60)

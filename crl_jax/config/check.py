@@ -260,9 +260,14 @@ def _server(name: str, r: RoleConfig) -> Found:
     s = r.server
     if not s.url:
         return
-    if not s.url.startswith(("http://", "https://")):
-        yield f"{name}.server.url", f"{s.url!r}: write http://HOST:PORT, or leave it empty to sample in this process"
-    if not s.weights_folder:
+    for url in s.urls:
+        scheme, _, host = url.partition("://")
+        if scheme not in ("http", "https") or not host or any(c.isspace() for c in host):
+            fix = "write http://HOST:PORT (several with commas between), or leave it empty to sample in this process"
+            yield f"{name}.server.url", f"{url!r}: {fix}"
+    if twice := sorted({url for url in s.urls if s.urls.count(url) > 1}):
+        yield f"{name}.server.url", f"{', '.join(twice)} is named twice: name every server once"
+    if not s.weights_folder and name == "actor":  # the extractor's servers may be its own training processes
         yield (
             f"{name}.server.weights_folder",
             "the server must get this run's weights: name a folder both can read, and start the server with --weights-folder on it",

@@ -97,12 +97,17 @@ class PublishConfig:
 class ServerConfig:
     """A server that samples for the role instead of an engine in this process: a `crl serve`, or vLLM and what speaks its API."""
 
-    url: str = ""  # e.g. http://host:8000; "" = an engine in this process
+    url: str = ""  # e.g. http://host:8000, or several with commas between; "" = an engine in this process
     model: str = ""  # its name there; "" = the only one
     token_file: str = ""  # its first line is sent as bearer token
     weights_folder: str = ""  # new weights go there, and the server is told (it was started with --weights-folder on the same folder)
     logprobs: Literal["raw", "processed"] = "raw"  # what a server other than `crl serve` reports: see serving.remote_wire
     attempts: int = 5  # of one request, for connection errors and 429, 502, 503, 504
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers of ``url``, in order."""
+        return tuple(part.strip().rstrip("/").removesuffix("/v1") for part in self.url.split(",")) if self.url else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,6 +162,10 @@ class RemoteSampler:
                 await asyncio.wait([running], timeout=_SHORT_S)
         running.cancel()
 
+    async def look(self, timeout_s: float) -> None:
+        """Asks whether the server is there and can sample. Raises RemoteError, and TimeoutError past ``timeout_s``."""
+        await self._edge.ask("GET", "/health" if self._card.ours else "/v1/models", timeout_s=timeout_s)
+
     def publish(self, params: Any, version: int) -> None:
         """Brings weights to the server by the hook; blocks until it has them. Raises CannotPublish without a hook."""
         if self._publish is None:
