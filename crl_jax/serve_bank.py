@@ -1,8 +1,10 @@
 """``crl bank serve``: an experience bank behind gRPC, in a process of its own.
 
 Owns: which file and options the bank has, the extractor behind it, the order in which things start and stop. Promises: a port, host, token
-or certificate that cannot be used, and a file that another process writes, are found before the bank is opened; SIGINT and SIGTERM end it
-in order and say what waits; a bank whose task failed ends the process with that error. Does not: know the protocol (``bank_service``).
+or certificate that cannot be used, and a file that another process writes, are found before the bank is opened; searches are served whether
+or not the extractor's servers are up: distillations wait for them, each up to its deadline (run.collect_timeout_s), and what the servers do
+is said; SIGINT and SIGTERM end it in order and say what waits; a bank whose task failed, or whose extractor cannot be used, ends the
+process with that error. Does not: know the protocol (``bank_service``).
 """
 
 from __future__ import annotations
@@ -33,11 +35,14 @@ from crl_jax.records import Completion, SamplingParams
 from crl_jax.run_bank import open_bank
 from crl_jax.run_files import BANK_FILE, CONFIG
 from crl_jax.serving.access import check_open_to, is_loopback
+from crl_jax.serving.sampler import SamplerClosed
 from crl_jax.serving.signals import stop_event
 from crl_jax.token_file import read_token
 
 _GRACE_S = 3.0  # for calls in flight at the end
-_CONNECT_S = 60.0  # to the extractor's server
+_CONNECT_S = 10.0  # one try to connect to a server of the extractor
+_LOOK_S = 10.0  # between two tries, at most
+_ATTEMPTS = 3  # of one request, before its server is left out for a while
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +55,7 @@ class ServeOptions:
     tls_cert: pathlib.Path | None = None
     tls_key: pathlib.Path | None = None
     extractor: bool = True
-    calls: int = 256
+    calls: int = 1024  # a client has 64 on their way at most, and every process of a run is one
     message_mib: int = 32
     drain_s: float = 30.0
 
@@ -114,27 +119,29 @@ async def _serve(config: Config, path: pathlib.Path, o: ServeOptions, token: str
         new = not path.exists()
         store = open_bank(path)
         stack.callback(store.close)
-        manager = await _manager(config, store, stack, learns=o.extractor)
+        wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # why the extractor cannot be used
+        manager = await _manager(config, store, stack, wrong, learns=o.extractor)
         await manager.start()
         stack.push_async_callback(manager.aclose, 0.0)
         await manager.retrieve("", "warm up", peek=True)  # compiles what a lone query runs
         await server.start(BankService(manager, store, limits))
         with stop_event() as stop:
             _announce(path, new, manager, f"{'grpcs' if tls else 'grpc'}://{o.host}:{server.port}", token)
-            await _ended(stop, manager)
+            await _ended(stop, manager, wrong)
         await server.stop(_GRACE_S)
         left = await manager.aclose(o.drain_s)
         if left:
             print(f"crl bank serve: {left} episodes are not distilled yet; they wait in {path} for the next start", flush=True)
-        if manager.failed.done() and (error := manager.failed.exception()) is not None:
-            raise error
+        for failed in (wrong, manager.failed):
+            if failed.done() and (error := failed.exception()) is not None:
+                raise error
     return 0
 
 
-async def _ended(stop: asyncio.Event, manager: DurableManager) -> None:
-    """Returns at a signal, or when a task of the manager failed."""
+async def _ended(stop: asyncio.Event, manager: DurableManager, wrong: asyncio.Future[None]) -> None:
+    """Returns at a signal, when a task of the manager failed, or when the extractor is wrong."""
     asked = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({asked, manager.failed}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({asked, manager.failed, wrong}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
 
 
@@ -148,44 +155,53 @@ def _announce(path: pathlib.Path, new: bool, manager: DurableManager, url: str, 
     print(f"crl bank serve: {path} ({what}{inbox}{learns}) at {url} ({guarded})", flush=True)
 
 
-async def _manager(config: Config, store: Any, stack: contextlib.AsyncExitStack, *, learns: bool) -> DurableManager:
+async def _manager(
+    config: Config, store: Any, stack: contextlib.AsyncExitStack, wrong: asyncio.Future[None], *, learns: bool
+) -> DurableManager:
     make = functools.partial(DurableManager, learns=learns)
     if learns:
-        sampler, codec = await _extractor(config, stack)
+        sampler, codec = await _extractor(config, stack, wrong)
     else:
         sampler, codec = _NoExtractor(), _NoWords()
         config = dataclasses.replace(config, bank=dataclasses.replace(config.bank, merge_every=0, merge_redundancy=0.0))
     return manager_of(config, store, lookup.extractor_prompts(config.extractor.prompt), sampler, codec, make)
 
 
-async def _extractor(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Completer, ChatCodec]:
-    from crl_jax.serving.remote import RemoteSampler  # imports aiohttp
-    from crl_jax.serving.remote_edge import RemoteError, Retry
+async def _extractor(config: Config, stack: contextlib.AsyncExitStack, wrong: asyncio.Future[None]) -> tuple[Completer, ChatCodec]:
+    """Returns at once; the servers are connected to in the background, and ``wrong`` gets the reason why one cannot be used."""
+    from crl_jax.role_server import ways  # imports aiohttp
+    from crl_jax.serving.remote_edge import Retry
+    from crl_jax.serving.spread import Backoff, SpreadSampler
 
-    role, server = config.extractor, config.extractor.server
+    role, longest_s = config.extractor, 2 * config.run.collect_timeout_s  # a distillation's own deadline, in the manager, comes first
     try:
         codec = load_codec(role.tokenizer)
         own = role.weights == "random" or role.model == "micro"
         model = load_config(role.model, vocab_size=codec.tokenizer.vocab_size if own else None)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(f"`extractor`: {error}") from error
-    try:
-        sampler = await RemoteSampler.connect(
-            server.url,
-            model=server.model,
-            vocab_size=model.vocab_size,
-            token=read_token(pathlib.Path(server.token_file) if server.token_file else None),
-            logprobs_of=server.logprobs,
-            retry=Retry(attempts=100_000),  # while that server is away distillations wait; each has its deadline in the manager
-            request_timeout_s=2 * config.run.collect_timeout_s,
-            connect_timeout_s=_CONNECT_S,
-        )
-    except (RemoteError, TimeoutError) as error:
-        raise ConfigError(f"`extractor.server.url`: {error}") from error
+    connect = ways(
+        "extractor",
+        role,
+        vocab_size=model.vocab_size,
+        retry=Retry(attempts=_ATTEMPTS),
+        request_timeout_s=longest_s,
+        connect_timeout_s=_CONNECT_S,
+    )
+    sampler = SpreadSampler(
+        connect,
+        patience_s=longest_s,
+        backoff=Backoff(longest_s=_LOOK_S),
+        tell=lambda what: print(f"crl bank serve: extractor: {what}", flush=True),
+    )
     stack.push_async_callback(sampler.aclose)
-    if sampler.max_length < role.max_length:
-        wrong = f"{role.max_length}, but the server takes {sampler.max_length} tokens"
-        raise ConfigError(f"`extractor.max_length`: {wrong}: make them equal")
+    connecting = asyncio.ensure_future(sampler.connected(math.inf))
+
+    def tell_why(done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None and not isinstance(error, SamplerClosed) and not wrong.done():
+            wrong.set_exception(error)
+
+    connecting.add_done_callback(tell_why)
     return sampler, codec
 
 

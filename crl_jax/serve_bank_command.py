@@ -21,7 +21,7 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tls-cert", type=pathlib.Path, help="PEM file: this server's certificate with its chain")
     command.add_argument("--tls-key", type=pathlib.Path, help="PEM file: the key of --tls-cert")
     command.add_argument("--no-extractor", action="store_true", help="serve without a model: read and write, learn from no episodes")
-    command.add_argument("--calls", type=int, default=256, help="calls in flight at most; more are refused")
+    command.add_argument("--calls", type=int, default=1024, help="calls in flight at most; more are refused")
     command.add_argument("--message-mib", type=int, default=32, help="MiB of one message at most")
     command.add_argument("--drain-s", type=float, default=30.0, help="at the end: the longest wait for distillations")
 

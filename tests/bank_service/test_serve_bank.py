@@ -62,7 +62,7 @@ def test_the_end_says_what_is_not_distilled_and_the_next_start_goes_on(tmp_path,
 
     delay = {"s": 60.0}
 
-    async def extractor(config, stack):
+    async def extractor(config, stack, wrong):
         return ScriptedSampler(echo, lambda prompt: delay["s"]), Words()
 
     monkeypatch.setattr(serve_bank, "_extractor", extractor)
