@@ -46,6 +46,7 @@ class DurableManager(ExperienceManager):
         self._promised = 0  # episodes of calls that are being taken
         self._again: set[str] = set()  # ids that may be submitted again: their run went back while they waited
         self._steps = RunSteps()
+        self._fullest, self._moved_s = 0, 0.0  # episodes in hand when one was taken or left last, and when that was
         self._wake = asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
         self._answers = 0
@@ -58,6 +59,7 @@ class DurableManager(ExperienceManager):
         inbox = await self._thread.run(self._store.inbox)
         self.counts["inbox_at_start"] = len(inbox)
         self._again = set(inbox)  # with the server their run may have been killed
+        self._fullest, self._moved_s = len(inbox), asyncio.get_running_loop().time()
         if self.learns:
             self._waiting.extend(map(codec.episode_from_text, inbox.values()))
             self._feeder = self._spawn(self._feed())
@@ -119,7 +121,8 @@ class DurableManager(ExperienceManager):
         return None if found is None else Answer(*found)
 
     async def submit_once(self, key: str, episodes: Sequence[Episode], *, timeout_s: float) -> None:
-        """Put episodes into the inbox. Raises Refused when it has no room for all of them until the deadline, or has one of their ids."""
+        """Put episodes into the inbox. Raises Refused when it has no room for all of them until the deadline, or has one of their ids; at
+        once when nothing has left it for ``timeout_s``: the extractor is away, and a caller with many episodes must not wait for each."""
 
         async def work() -> str:
             if len({episode.id for episode in episodes}) < len(episodes):
@@ -242,11 +245,14 @@ class DurableManager(ExperienceManager):
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
         while self._in_hand + count > most:
-            if loop.time() >= end_s:
+            if self._in_hand < self._fullest:
+                self._fullest, self._moved_s = self._in_hand, loop.time()
+            if loop.time() >= min(end_s, self._moved_s + timeout_s):
                 full = f"{self._in_hand} episodes wait for distillation, {most} at most"
                 raise Refused("RESOURCE_EXHAUSTED", f"{full}: submit fewer, or give the extractor's server more slots")
             await asyncio.sleep(0.02)
             self._check()
+        self._fullest, self._moved_s = self._in_hand + count, loop.time()
 
     # What follows runs in the writer's thread: the buffer and the transaction that keeps it change in one call, so that a killed process
     # never finds on disk what belongs to a request that is not answered there.

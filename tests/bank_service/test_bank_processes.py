@@ -2,8 +2,10 @@
 
 import asyncio
 
+import pytest
 from service_toys import add, episode, remote, run, serving
 
+from crl_jax.bank_service.limits import Refused
 from crl_jax.bank_service.run_steps import RunSteps
 from crl_jax.experience.merging import MergePolicy
 
@@ -82,6 +84,22 @@ def test_an_asynchronous_run_that_goes_back_may_submit_again_what_still_waits():
             assert await bank.drain(10) == 0
             assert sorted(e.text for e in manager.state.space("room").values()) == ["first", "other"]
             assert (manager.counts["submitted_again"], manager.stats()["inbox"]) == (1, 0)
+
+    run(story())
+
+
+def test_K_an_inbox_from_which_nothing_leaves_refuses_at_once_after_one_wait():
+    """The extractor is away: a step of 64 episodes must not wait 64 times."""
+
+    async def story():
+        async with serving(delay=lambda prompt: 1.0, queue_size=2, distil_concurrency=1) as (_, manager, _):
+            await manager.submit_once("k", [episode("a"), episode("b")], timeout_s=0.2)
+            now = asyncio.get_running_loop().time
+            started = now()
+            for n in range(20):
+                with pytest.raises(Refused, match="2 episodes wait for distillation, 2 at most"):
+                    await manager.submit_once(f"k{n}", [episode(f"c{n}")], timeout_s=0.2)
+            assert 0.15 < now() - started < 1
 
     run(story())
 
