@@ -16,7 +16,7 @@ import functools
 import math
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crl_jax import bank_lock, lookup, run_folder
@@ -120,11 +120,11 @@ async def _serve(config: Config, path: pathlib.Path, o: ServeOptions, token: str
         store = open_bank(path)
         stack.callback(store.close)
         wrong: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # why the extractor cannot be used
-        manager = await _manager(config, store, stack, wrong, learns=o.extractor)
+        manager, extractor = await _manager(config, store, stack, wrong, learns=o.extractor)
         await manager.start()
         stack.push_async_callback(manager.aclose, 0.0)
         await manager.retrieve("", "warm up", peek=True)  # compiles what a lone query runs
-        await server.start(BankService(manager, store, limits))
+        await server.start(BankService(manager, store, limits, extractor=extractor))
         with stop_event() as stop:
             _announce(path, new, manager, f"{'grpcs' if tls else 'grpc'}://{o.host}:{server.port}", token)
             await _ended(stop, manager, wrong)
@@ -157,14 +157,16 @@ def _announce(path: pathlib.Path, new: bool, manager: DurableManager, url: str, 
 
 async def _manager(
     config: Config, store: Any, stack: contextlib.AsyncExitStack, wrong: asyncio.Future[None], *, learns: bool
-) -> DurableManager:
+) -> tuple[DurableManager, Callable[[], Mapping[str, float]]]:
+    """The manager, and the counters of its extractor's servers."""
     make = functools.partial(DurableManager, learns=learns)
     if learns:
         sampler, codec = await _extractor(config, stack, wrong)
     else:
         sampler, codec = _NoExtractor(), _NoWords()
         config = dataclasses.replace(config, bank=dataclasses.replace(config.bank, merge_every=0, merge_redundancy=0.0))
-    return manager_of(config, store, lookup.extractor_prompts(config.extractor.prompt), sampler, codec, make)
+    manager = manager_of(config, store, lookup.extractor_prompts(config.extractor.prompt), sampler, codec, make)
+    return manager, getattr(sampler, "stats", dict)  # none without an extractor
 
 
 async def _extractor(config: Config, stack: contextlib.AsyncExitStack, wrong: asyncio.Future[None]) -> tuple[Completer, ChatCodec]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from crl_jax.bank_service import bank_pb2 as pb
@@ -25,12 +25,15 @@ _SUBMIT_WAIT_S = 30.0  # for room in the inbox
 
 
 class BankService:
-    """The methods have the names of the protocol's. ``store`` is the manager's."""
+    """The methods have the names of the protocol's. ``store`` is the manager's, ``extractor`` gives the counters of its sampler."""
 
-    def __init__(self, manager: DurableManager, store: Store, limits: Limits) -> None:
+    def __init__(
+        self, manager: DurableManager, store: Store, limits: Limits, *, extractor: Callable[[], Mapping[str, float]] = dict
+    ) -> None:
         self._manager = manager
         self._store = store
         self._limits = limits
+        self._extractor = extractor
         self.door: Callable[[], dict[str, float]] = dict  # the counters of the server in front
         self._recent: Recent[Any] = Recent(lambda reply: reply.ByteSize())
         self._once: Once[Any] = Once(self._recent.find, manager.counts)
@@ -94,9 +97,11 @@ class BankService:
         return reply
 
     async def Stats(self, r: pb.StatsRequest) -> pb.StatsReply:
-        """Counters and gauges of the manager, and of the server under ``server_...``; ``step`` is the newest one the asking run began."""
+        """Counters and gauges of the manager, of the server under ``server_...``, and of its extractor's servers under ``extractor_...``;
+        ``step`` is the newest one the asking run began."""
         door = {f"server_{name}": value for name, value in self.door().items()}
-        return pb.StatsReply(values=self._manager.stats() | {"step": self._manager.step_of(r.run)} | door)
+        extractor = {f"extractor_{name}": value for name, value in self._extractor().items()}
+        return pb.StatsReply(values=self._manager.stats() | {"step": self._manager.step_of(r.run)} | door | extractor)
 
     # ---------------------------------------------------------------------------------------------------------------- learning
 

@@ -13,7 +13,7 @@ from typing import Any
 _PARTS = ("env/", "bank/", "gate/", "serve/")  # their counters begin at 0 with every process
 _GAUGES = re.compile(  # what is now; the training buffer's counts are saved with the buffer
     r"bank/(entries|size|revision|step|pending|buffer|buffer_\w+|unsearchable|redundancy/.*|lift_.*|search_(open|waiting|oldest_wait_s))"
-    r"|bank/index_(?!builds|rebuilds_for_recall).*|env/memory_mib|serve/\w+/(free_slots|open_sessions)"
+    r"|bank/index_(?!builds|rebuilds_for_recall).*|env/memory_mib|(serve/\w+/|bank/extractor_)(free_slots|open_sessions|servers|servers_up)"
 )
 
 

@@ -104,8 +104,11 @@ def test_K_searches_are_served_before_the_extractor_is_up_and_while_it_restarts(
             assert await bank.retrieve("room", "where is the key?")
             await asyncio.sleep(0.05)
         assert await bank.drain(0.01) == 1
+        stats = await bank.stats()
+        assert (stats["extractor_servers_up"], stats["extractor_marked_down"]) == (0, 1)
         async with extractor:
             await learned(bank, extractor, 2)
+        assert (await bank.stats())["extractor_servers_up"] == 1
 
     async def story():
         async with extractor:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the remote sampler needs aiohttp: pip install -e '.[serve]'")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import test_remote
-from front_door import served, tiny, until
+from front_door import hold, served, tiny, until
 from remote_client import greedy
 
 from crl_jax.records import Completion, Finish
@@ -88,6 +88,35 @@ def test_R14_new_weights_come_to_all_servers_from_one_file(tmp_path):
     assert {c.versions for c in found} == {(5,) * 3}
     assert (version, stats["swaps"], stats["decoded_tokens"], stats["servers_up"]) == (5, 3, 6, 2)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"actor-{n}.safetensors" for n in (4, 5, 6)]
+
+
+def test_K_P_completions_go_on_when_the_engine_of_one_server_stops_and_when_it_is_gone():
+    def broken():
+        raise RuntimeError("out of memory")
+
+    async def main():
+        async with contextlib.AsyncExitStack() as first, served() as (two, _):
+            one, front = await first.enter_async_context(served())
+            urls = [str(client.make_url("/")) for client in (one, two)]
+            quick = Retry(attempts=2, first_wait_s=0.01)
+            sampler = SpreadSampler({url: lambda url=url: RemoteSampler.connect(url, retry=quick) for url in urls})
+            await sampler.connected()
+            go = hold(front)
+            running = [asyncio.create_task(sampler.complete(tiny.prompt(1, 6), greedy(12))) for _ in range(6)]
+            await until(lambda: front.stats()["decoded_tokens"])
+            front.sampler._turn.step = broken
+            go.set()
+            found = await asyncio.wait_for(asyncio.gather(*running), 60)
+            await first.aclose()
+            found += [await sampler.complete(tiny.prompt(1, 6), greedy(12)) for _ in range(2)]
+            stats = sampler.stats()
+            await sampler.aclose()
+            return found, stats
+
+    found, stats = asyncio.run(main())
+    assert {c.ids for c in found} == {tuple(tiny.greedy(tiny.weights(0), tiny.prompt(1, 6), 12))}
+    assert (stats["marked_down"], stats["servers_up"]) == (1, 1)
+    assert stats["moved"] == 3
 
 
 # ------------------------------------------------------------------------------------------------ with toy servers
