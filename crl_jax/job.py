@@ -44,6 +44,14 @@ class Job:
             fix = "name one `crl serve extractor` as extractor.server.url here and in the recipe of `crl bank serve`"
             why = "lessons are written where the bank is, so the extractor trained here must be served to it"
             raise ConfigError(f"`extractor.server.url`: {why}: {fix}, or train each model in a job of its own (--role)")
+        if (
+            self.role is None
+            and "extractor" in self.roles(config)
+            and (server := config.extractor.server).url
+            and not server.weights_folder
+        ):
+            fix = "name a folder both can read, and start the server with --weights-folder on it"
+            raise ConfigError(f"`extractor.server.weights_folder`: the server must get this run's weights: {fix}")
         if self.role is not None and config.run.method != "baseline" and not shared:
             raise ConfigError(
                 f"--role {self.role}: the models' jobs share a bank, so start `crl bank serve` and set bank.server.url, e.g. grpc://host:8100"

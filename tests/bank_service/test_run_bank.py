@@ -13,6 +13,7 @@ from crl_jax.config.parse import ConfigError
 from crl_jax.config.schema import BankServerConfig
 from crl_jax.experience.reward import RewardRule
 from crl_jax.experience.store import Store
+from crl_jax.job import Job
 from crl_jax.records import Completion, Condition, Decision, Finish, Provenance, TokenLog, Turn, Verdict
 from crl_jax.rollout.bank import ManagedBank
 from crl_jax.run_bank import LocalBank, SharedBank
@@ -158,10 +159,20 @@ def test_the_bank_of_a_configuration_answers_before_the_run_begins(tmp_path):
         ("bank.server.url=http://h:1", "write grpc://HOST:PORT"),
         ("bank.server.tls_root=x.pem", "write bank.server.url=grpcs://h:1"),
         ("bank.server.attempts=0", "attempts must be 1 or more"),
-        ("run.name=other", "so the extractor trained here must be served to it"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused_with_the_configuration(override, message):
     with pytest.raises(ConfigError, match=message):
         parse_text("env: {family: dungeon}\nbank: {server: {url: 'grpc://h:1'}}\n", [override])
     parse_text("env: {family: dungeon}\nrun: {method: static}\nbank: {server: {url: 'grpc://h:1'}}\n", [])
+
+
+def test_a_run_that_trains_the_extractor_itself_must_bring_it_to_the_servers_a_shared_bank_asks():
+    shared = "env: {family: dungeon}\nbank: {server: {url: 'grpc://h:1'}}\n"
+    with pytest.raises(ConfigError, match="so the extractor trained here must be served to it"):
+        Job().check(parse_text(shared, []))
+    servers = ["extractor.server.url='http://h:2,http://h:3'"]
+    with pytest.raises(ConfigError, match=r"`extractor\.server\.weights_folder`: the server must get this run's weights"):
+        Job().check(parse_text(shared, servers))
+    Job().check(parse_text(shared, [*servers, "extractor.server.weights_folder=w"]))
+    Job("actor").check(parse_text(shared, []))
