@@ -62,6 +62,8 @@ class ExtractorParts(Parts):
     extractor: Role
     bank: RunBank
     front: RoleFront
+    began: float = 0.0  # when it looked at the bank first
+    went_on: bool = False  # whether it has seen the run before its end
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -148,10 +150,17 @@ def _look(parts: ExtractorParts) -> Found:
     while True:
         evidence = parts.call(parts.bank.pop_batch(), "the extractor's batch")
         step = int(parts.call(parts.bank.stats(), "looking how far the run is").get("step", 0))
-        over = step >= parts.config.run.steps
+        parts.went_on |= step < parts.config.run.steps
+        over = step >= parts.config.run.steps and _of_this_run(parts)
         if evidence or over or parts.clock() > end:
             return {"evidence": evidence or [], "over": over, "step": step}
         time.sleep(LOOK_S)
+
+
+def _of_this_run(parts: ExtractorParts) -> bool:
+    """Whether the bank speaks of this run's end. A bank that is used again says that of the run before, until the actor's job has begun."""
+    parts.began = parts.began or parts.clock()
+    return parts.went_on or parts.clock() - parts.began > parts.config.run.collect_timeout_s
 
 
 def _told(parts: ExtractorParts, found: Found) -> tuple[list[Sample], bool, int]:

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
+
 from crl_jax import bank_lock
 from crl_jax.config.schema import Config
 from crl_jax.experience.buffer import Sample
@@ -174,7 +176,9 @@ def shared_bank(config: Config, shell: Shell, stack: contextlib.ExitStack, *, re
 
     s = config.bank.server
     token = read_token(pathlib.Path(s.token_file) if s.token_file else None)
-    connecting = connect(s, token=token, run=s.run or config.run.name, seed=config.run.seed)
+    connecting = connect(
+        s, token=token, run=s.run or config.run.name, seed=config.run.seed + jax.process_index()
+    )  # processes retry at other moments
     remote = shell.call(connecting, s.timeout_s + 5, f"connecting to the bank at {s.url}")
     stack.callback(lambda: shell.call(remote.aclose(), 30.0, "leaving the bank"))
     return SharedBank(remote, read_only=read_only)

@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--max-failures", type=int, default=3, help="ends with an error after which a job is started again")
     top.add_argument("--grace-s", type=float, default=60.0, help="from SIGTERM to SIGKILL of a trainer")
     top.add_argument("--siblings-s", type=float, default=90.0, help="from a bad end of one process to that of the job's others")
-    top.add_argument("--finish-s", type=float, default=600.0, help="from the end of the actor's job to that of the extractor's")
+    top.add_argument("--finish-s", type=float, default=900.0, help="from the end of the actor's job to that of the extractor's")
     top.add_argument("--stall-s", type=float, default=1800.0, help="silence after a step that means a trainer hangs")
     top.add_argument("--timeout-s", type=float, default=24 * 3600.0, help="of the whole")
     top.add_argument("--dry-run", action="store_true", help="print the commands, run none")
