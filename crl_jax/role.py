@@ -29,6 +29,7 @@ from crl_jax.models.forward import Execution
 from crl_jax.models.lora import Lora, init_adapters
 from crl_jax.processes import Processes
 from crl_jax.records import TrainBatch, TrainSample
+from crl_jax.scopes import scope
 from crl_jax.serving.publisher import Published, Publisher, Serving
 from crl_jax.serving.sampler import Sampler
 from crl_jax.sharding.adapters import adapter_shardings
@@ -164,6 +165,7 @@ class Role:
             "how": how,
             "mesh": mesh,
             "shardings": self.shardings,
+            "label": f"{name}_step",
         }
         self._given: tuple[Any, ...] = () if lora is None else (base,)
         self._step: Any = (
@@ -178,16 +180,18 @@ class Role:
 
         Raises TrainingDiverged after too many refused steps in a row.
         """
-        mine = self._batch(samples)
-        batch = place_batch(mine, self.mesh, (DATA, FSDP))
-        self.state, sums = self._program(self.buckets.exactly(mine), batch)(*self._given, self.state, batch)
-        sums = jax.device_get(sums)
+        with scope(f"{self.name}_step"):
+            mine = self._batch(samples)
+            batch = place_batch(mine, self.mesh, (DATA, FSDP))
+            self.state, sums = self._program(self.buckets.exactly(mine), batch)(*self._given, self.state, batch)
+            sums = jax.device_get(sums)
         require_progress(self.state, limit=REFUSED_LIMIT)
         return sums
 
     def publish(self) -> None:
         """Hand the current weights to the sampler as the next version."""
-        self.published = self.publisher.publish(self.state.params, self.version + 1)
+        with scope("publish", self.name):
+            self.published = self.publisher.publish(self.state.params, self.version + 1)
         self.version += 1
 
     def restore(self, state: LearnerState, version: int) -> None:

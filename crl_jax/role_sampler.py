@@ -40,6 +40,7 @@ def open_sampler(
         host_bytes=role.host_cache_mib * 2**20,
         request_timeout_s=request_timeout_s,
         drain_timeout_s=role.publish.drain_timeout_s if role.publish.drain else 0.0,
+        role=name,
     )
     return sampler, serving
 

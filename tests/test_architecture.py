@@ -16,6 +16,7 @@ LAYERS: dict[str, int] = {
     "config": 0,
     "seeds": 0,
     "processes": 0,
+    "scopes": 0,
     "losses": 1,
     "experience.bank": 1,
     "experience.space": 1,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crl_jax.experience.index import Index, has_direction
+from crl_jax.scopes import long_scope
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -114,7 +115,8 @@ class Merging:
     async def _run(self, namespace: str, whole: bool) -> None:
         try:
             async with self._turn:
-                await self._passes[whole](namespace)
+                with long_scope("merge"):
+                    await self._passes[whole](namespace)
         finally:
             del self._running[namespace]
         if namespace in self._due:

@@ -27,6 +27,7 @@ from crl_jax.experience.protocols import Embedder
 from crl_jax.experience.query_vectors import QueryVectors, Vector, assemble
 from crl_jax.experience.retrieve import Candidate
 from crl_jax.experience.thread import DaemonThread
+from crl_jax.scopes import scope
 
 _END_S = 2.0  # a thread ends at once unless it hangs in foreign code
 Pick = Callable[[list[Candidate]], object]
@@ -272,7 +273,8 @@ class SearchService:
     # ------------------------------------------------------------------------------------------------------------ on other threads
 
     def _embed(self, known: dict[str, Vector], missing: list[str], batch: _Batch) -> None:
-        made = self._embedder.embed(missing)
+        with scope("embed"):
+            made = self._embedder.embed(missing)
         batch.new_vectors = dict(zip(missing, made, strict=True))
         with np.errstate(over="ignore", invalid="ignore"):
             lengths = np.square(made, dtype=np.float32).sum(axis=1)  # of all at once: one by one would cost every query
@@ -291,7 +293,8 @@ class SearchService:
         self.per_worker[number] += 1
         try:
             rows = assemble([query.text for query in batch.queries], vectors)
-            outcome = _search(index, batch.queries, rows)
+            with scope("search"):
+                outcome = _search(index, batch.queries, rows)
         except BaseException as error:  # handed to every caller of the batch, who raises it
             self._end(batch, error)
         else:

@@ -127,13 +127,14 @@ def make_train_step(
     mesh: Mesh | None = None,
     shardings: LearnerState | None = None,
     model: Model | None = None,
+    label: str = "train_step",
 ) -> TrainStep:
     """``step(state, batch) -> (state, sums)``, compiled once per batch shape. The passed ``state`` is deleted: keep only the returned one.
 
     ``temperature`` is the one the tokens were sampled at (1 for greedy), ``allowed`` the constraint's table or None. ``microbatches``
     must divide the rows. ``how`` runs the layers (``models.forward.Execution``: rematerialisation, scan, compute type, attention) and
     ``logit_chunk`` bounds the logits alive (``score_tokens``). With ``mesh`` the state leaves with ``shardings``
-    (``placement.state_shardings``) and the sums replicated.
+    (``placement.state_shardings``) and the sums replicated. ``label`` names the operations in a profiler trace.
 
     Sums, over trained tokens unless said otherwise: ``loss`` (count of the aggregation), ``ratio``, ``clip_fraction``,
     ``kl_behaviour`` (k3 estimate of KL(behaviour || policy), nats; meaningless for ``supervised``), ``entropy`` (nats),
@@ -175,6 +176,7 @@ def make_train_step(
         }
         return total.total / denominator, jax.lax.stop_gradient(sums)
 
+    @jax.named_scope(label)
     def step(state: LearnerState, batch: TrainBatch) -> tuple[LearnerState, Sums]:
         count = aggregate_count(batch.mask, objective.aggregation)
         loss, sums, grads = _accumulate(loss_of, state.params, batch, jnp.maximum(count, 1), microbatches)

@@ -20,6 +20,7 @@ from crl_jax.rollout.device_pool import DeviceLease, DevicePool
 from crl_jax.rollout.gate import Gate
 from crl_jax.rollout.pool import EnvError, EnvPool, Lease, Quarantined
 from crl_jax.rollout.pools import Pools
+from crl_jax.scopes import long_scope
 from crl_jax.seeds import derive_seed
 from envs.api import Observation, Step
 
@@ -89,6 +90,12 @@ class Collector:
             for g, task in enumerate(tasks, first)
             for k in range(cfg.group_size)
         ]
+        with long_scope("rollout"):
+            return await self._groups(slots)
+
+    async def _groups(self, slots: Sequence[tuple[str, str, Task, Condition]]) -> list[Group]:
+        """``slots``: group, episode, task and condition of each episode."""
+        cfg = self.settings
         lessons = await self._lessons([task for _, _, task, condition in slots if condition is Condition.GUIDED], peek=False)
         shown = iter(lessons)
         plans = [

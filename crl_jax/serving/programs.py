@@ -118,6 +118,7 @@ def pack_result(
 
 
 @functools.partial(jax.jit, static_argnames=("program", "dense"), donate_argnames=("state",))
+@jax.named_scope("prefill")
 def extend(program: Program, params: Any, state: DecodeState, packed: Int[Array, "R W"], dense: bool) -> DecodeState:
     """Appends up to C tokens to each named slot and sets its fields.
 
@@ -132,6 +133,7 @@ def extend(program: Program, params: Any, state: DecodeState, packed: Int[Array,
 
 
 @functools.partial(jax.jit, static_argnames=("program", "width", "dense"), donate_argnames=("state",))
+@jax.named_scope("decode")
 def generate(
     program: Program,
     params: Any,

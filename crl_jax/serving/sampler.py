@@ -102,7 +102,7 @@ class EngineSampler:
     that a burst becomes one dispatch; it does not wait when every open session has a request. ``request_timeout_s`` bounds one generate
     call. With ``drain_timeout_s`` above 0, ``publish`` waits at most so long for the running requests to end, during which no other
     starts, and no request samples from two versions; do not call it in the engine's own thread then. With 0 the weights change in the
-    middle of requests. ``clock`` gives seconds and is used for measuring only.
+    middle of requests. ``clock`` gives seconds and is used for measuring only, ``role`` is its name in a profiler trace.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class EngineSampler:
         close_timeout_s: float = 30.0,
         drain_timeout_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        role: str = "",
     ) -> None:
         self.vocab_size = engine.config.vocab_size
         self.max_length = engine.max_length
@@ -134,8 +135,8 @@ class EngineSampler:
         self._inbox = Inbox()
         self._scheduler = Scheduler(engine.limits(host_bytes), engine.trie, engine.stops)
         self._progress = Progress()
-        self._turn = EngineTurn(engine, self._scheduler, params, version, clock)
-        self._thread = threading.Thread(target=self._run, name="sampler-engine", daemon=True)
+        self._turn = EngineTurn(engine, self._scheduler, params, version, clock, role)
+        self._thread = threading.Thread(target=self._run, name=f"sampler-{role or 'engine'}", daemon=True)
         self._thread.start()
 
     async def open(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from crl_jax.errors import UserError
+from crl_jax.scopes import scope
 from crl_jax.serving.engine import Emitted, Row, SlotEngine, bucket, host_row
 from crl_jax.serving.prefill import group_rows
 from crl_jax.serving.scheduler import Fork, Scheduler, Session
@@ -33,8 +34,11 @@ class _Drain(NamedTuple):
 class EngineTurn:
     """``step`` does all work there is for the requests in the scheduler, one round at a time."""
 
-    def __init__(self, engine: SlotEngine, scheduler: Scheduler, params: Any, version: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: SlotEngine, scheduler: Scheduler, params: Any, version: int, clock: Callable[[], float], role: str = ""
+    ) -> None:
         self._engine = engine
+        self._role = role  # its name in a profiler trace
         self._scheduler = scheduler
         self._params = params
         self._version = version
@@ -130,7 +134,8 @@ class EngineTurn:
     def _extend(self, group: list[tuple[Session, Row]]) -> int:
         """Dispatches some inputs; returns how many tokens were computed, padding counted."""
         rows = [row for _, row in group]
-        self._state = self._engine.extend(self._params, self._state, rows)
+        with scope("prefill", self._role):
+            self._state = self._engine.extend(self._params, self._state, rows)
         self._dispatches["extend_dispatches"] += 1
         for session, row in group:
             self._scheduler.note_extended(session, len(row.tokens))
@@ -152,9 +157,11 @@ class EngineTurn:
             return
         left = max(request.limit - len(request.ids) for _, request in owners)
         slots = [_slot(session) for session, _ in owners]
-        self._state, result = self._engine.generate(self._params, self._state, slots, min(left, self._engine.max_steps))
+        with scope("decode", self._role):
+            self._state, result = self._engine.generate(self._params, self._state, slots, min(left, self._engine.max_steps))
+            sampled = result.fetch()
         self._dispatches["generate_dispatches"] += 1
-        for (session, request), emitted in zip(owners, result.fetch(), strict=True):
+        for (session, request), emitted in zip(owners, sampled, strict=True):
             self._check_finite(emitted)
             self._scheduler.note_sampled(session, request, emitted, self._version)
 

@@ -2,7 +2,8 @@
 
 Owns: ``Spans``: how much wall time each named phase took since the last ``take``.
 Promises: times are exclusive (a nested phase's time is not counted in the phase around it) and, with ``other``, add up to the elapsed
-wall time exactly, because every instant belongs to exactly one phase. Phases close when left by an exception.
+wall time exactly, because every instant belongs to exactly one phase. Phases close when left by an exception, and have their name in a
+profiler trace.
 Does not: follow other threads; give each thread its own clock.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+
+from crl_jax.scopes import scope
 
 OTHER = "other"
 
@@ -32,10 +35,16 @@ class Spans:
         self._charge()
         self._stack.append(name)
         try:
-            yield
+            with scope("phase", name):
+                yield
         finally:
             self._charge()
             self._stack.pop()
+
+    def so_far(self, name: str) -> None:
+        """What has been charged to no phase until now was ``name``: for a beginning that no block can hold."""
+        self._charge()
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._seconds.pop(OTHER, 0.0)
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last take (or the start), ``other`` last, and starts over. Phases that are open stay open."""
