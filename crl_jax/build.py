@@ -142,9 +142,7 @@ def open_outputs(
     trackers = open_trackers(folder, jsonl=sinks.jsonl and first and not quiet, tensorboard=sinks.tensorboard and first and not quiet)
     stack.callback(trackers.close)
     traces = folder / "tensorboard" if first else folder / "tensorboard" / f"process_{job.processes.index}"
-    profiler = ProfilerWindow(traces, None if quiet else sinks.profile_steps)
-    stack.callback(profiler.close)
-    return saver, trackers, profiler
+    return saver, trackers, stack.enter_context(ProfilerWindow.of(traces, sinks, quiet=quiet))
 
 
 def close_bank(shell: Shell, manager: ExperienceManager) -> None:

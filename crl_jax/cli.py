@@ -102,6 +102,8 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("docs/results/study_micro.json"), help="result file; a plot is put beside it"
     )
+    profile = _command(commands, "profile", _profile, "have a run that is under way take a profiler trace")
+    profile.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
     report = _command(commands, "report", _report, "print the table of a run again")
     report.add_argument("folder", type=pathlib.Path, help="the run's folder, e.g. runs/quickstart")
     report.add_argument("--json", type=pathlib.Path, help="also write the result object here")
@@ -260,6 +262,10 @@ def _aot(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     return importlib.import_module("crl_jax.benchmarks").run(args.name, args.arguments)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    return _lines(importlib.import_module("crl_jax.profile_run").ask(args.folder))
 
 
 def _report(args: argparse.Namespace) -> int:

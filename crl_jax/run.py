@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from crl_jax.rollout.tasks import Mixture, TaskStream
 from crl_jax.run_bank import RunBank
 from crl_jax.run_state import RunCounters
 from crl_jax.telemetry.joined import join_rows, pack_row
+from crl_jax.telemetry.memory import memory_metrics
 from crl_jax.telemetry.profiler import ProfilerWindow
 from crl_jax.telemetry.totals import Totals
 from crl_jax.telemetry.tracker import FanOut
@@ -76,8 +76,8 @@ class Parts:
 
     def counted(self) -> dict[str, Any]:
         """Counters and gauges of this process's parts since its start."""
-        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found: dict[str, Any] = {"extractor/updates": self.extractor_updates, "host/peak_rss_gib": peak_kib / 2**20}
+        found: dict[str, Any] = {"extractor/updates": self.extractor_updates} | memory_metrics()
+        found |= {f"profile/{name}": value for name, value in self.profiler.counts().items()}
         for role in self.roles.values():
             found |= {f"serve/{role.name}/{name}": value for name, value in role.sampler.stats().items()}
             found |= {f"publish/{role.name}/{name}": value for name, value in role.published.metrics().items()}

@@ -1,7 +1,7 @@
 """The folder of a run: whose it is and what may be done with it.
 
 Owns: ``dir/name``, its ``config.yaml`` and its lock. Promises: one process trains in a folder at a time, also after a kill (the lock goes
-with the process); a start that failed leaves the folder free for the next try. Does not: know what the files hold.
+with the process) and says which; a start that failed leaves the folder free for the next try. Does not: know what the files hold.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import os
 import pathlib
+import socket
 from collections.abc import Iterator
 
 from crl_jax.checkpoint.store import latest
@@ -18,6 +20,7 @@ from crl_jax.config.load import to_yaml
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.roles import ListenConfig
 from crl_jax.config.schema import Config
+from crl_jax.errors import UserError
 from crl_jax.processes import Processes
 from crl_jax.run_files import CONFIG
 
@@ -66,7 +69,26 @@ def _claimed(folder: pathlib.Path, *, resume: bool) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"another process is training in {folder}: wait for its end or choose another run.name") from error
+        lock.truncate(0)
+        print(os.getpid(), socket.gethostname(), file=lock, flush=True)
         yield
+
+
+def trainer_of(folder: pathlib.Path) -> int:
+    """The id of the process that trains in ``folder``. Raises UserError when none does, or it is on another machine."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as lock:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                raise UserError(f"no process trains in {folder}: start the run, or give the folder of one that runs")
+            number, _, host = lock.read().strip().partition(" ")
+    except OSError as error:
+        raise UserError(f"{folder} is no folder of a run that runs ({error.strerror}): give one, e.g. runs/quickstart") from error
+    if not number.isdigit():
+        raise UserError(f"the process that trains in {folder} is only starting: try again in a moment")
+    if host != socket.gethostname():
+        raise UserError(f"the process that trains in {folder} is {number} on {host}: give the same command there")
+    return int(number)
 
 
 def existing(config: Config) -> pathlib.Path:

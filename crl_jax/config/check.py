@@ -377,5 +377,8 @@ def _telemetry(c: Config) -> Found:
     window = c.telemetry.profile_steps
     if window is not None and not 0 <= window[0] < window[1]:
         yield "telemetry.profile_steps", f"[first, end) must not be empty, got {list(window)}"
+    for key in ("profile_signal_steps", "profile_signal_s"):
+        if not 0 <= (value := getattr(c.telemetry, key)) < math.inf:
+            yield f"telemetry.{key}", f"must be 0 or more, got {value}"
     if c.telemetry.text_every < 0:
         yield "telemetry.text_every", f"must be 0 or more, got {c.telemetry.text_every}"

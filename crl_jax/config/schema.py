@@ -152,6 +152,9 @@ class TelemetryConfig:
     tensorboard: bool = True
     text_every: int = 10  # steps between sample transcripts; 0 = never
     profile_steps: tuple[int, int] | None = None  # [first, end): a profiler trace of these steps
+    profile_signal_steps: int = 2  # SIGUSR1, or `crl profile FOLDER`: a trace of so many steps from the next one on; 0 = none
+    profile_signal_s: float = 0.0  # ... of so many seconds from that moment on instead, where above 0
+    profile_python: bool = False  # traces hold every Python call too: many times larger, and what is traced gets slower
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_TIME = r"step_s|.*_s|phase_s/.*|.*/seconds|rollout/tokens_per_s|host/.*|.*memory.*|.*_[mg]ib"
+_TIME = r"step_s|.*_s|phase_s/.*|.*/seconds|rollout/tokens_per_s|host/.*|device/.*|profile/.*|.*memory.*|.*_[mg]ib"
 _SAVING = r"checkpoint/.*"  # a run that was killed while it saved has saved once more
 _PROCESSES = r"env/(messages|made|reused|restarts|drained)"  # of the environments' worker processes
 _SEARCH = r"bank/(search_.*|embed_calls|cache_hits|cache_misses|index_dead|vectors_repaired)"  # which queries were searched together

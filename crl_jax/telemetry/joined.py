@@ -13,7 +13,7 @@ from typing import Any
 from crl_jax.records import Sum
 
 _OF_FIRST = re.compile(r"bank/.*|publish/.*|\w+/(version|updates)|serve/\w+/version|host/.*|step_s")
-_LARGEST = re.compile(r".*/max|rollout/collect_s")
+_LARGEST = re.compile(r".*/max|rollout/collect_s|device/.*")
 
 
 def pack_row(row: Mapping[str, Any]) -> dict[str, Any]:

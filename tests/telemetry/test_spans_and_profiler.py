@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crl_jax.telemetry.capture import Capture
 from crl_jax.telemetry.profiler import ProfilerWindow, parse_window
 from crl_jax.telemetry.spans import Spans
 
@@ -32,6 +33,15 @@ def test_nested_phases_are_exclusive_and_add_up() -> None:
     clock.now += 16
     assert spans.take() == {"learn": 10.0, "publish": 4.0, "other": 17.0}
     assert spans.take() == {"other": 0.0}
+
+
+def test_a_beginning_that_no_block_can_hold_gets_its_name_afterwards() -> None:
+    clock = Clock()
+    spans = Spans(clock)
+    clock.now += 3
+    spans.so_far("start")
+    clock.now += 1
+    assert spans.take() == {"start": 3.0, "other": 1.0}
 
 
 def test_an_exception_closes_its_phase() -> None:
@@ -76,13 +86,11 @@ def test_the_remainder_has_a_reserved_name() -> None:
 def traced(window: tuple[int, int] | None, steps: range) -> list[str]:
     calls: list[str] = []
     current = 0
-    profiler = ProfilerWindow(
-        pathlib.Path("x"), window, lambda _: calls.append(f"start {current}"), lambda: calls.append(f"stop {current}")
-    )
-    for step in steps:
-        current = step
-        profiler.before(step)
-    profiler.close()
+    capture = Capture(pathlib.Path("x"), start=lambda _: calls.append(f"start {current}"), stop=lambda: calls.append(f"stop {current}"))
+    with ProfilerWindow(capture, window, say=lambda _: None) as profiler:
+        for step in steps:
+            current = step
+            profiler.before(step)
     return calls
 
 
