@@ -72,6 +72,7 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
         ExtractorLearner(run) as extractor,
     ):
         started = run.clock()
+        spans.so_far("start")
         with spans("restore"):
             run.counters = restore_run(run) if resume else RunCounters()
         say(run.describe(run.counters.step))
@@ -106,7 +107,8 @@ def _steps(
     with Watchdog(config.run.step_timeout_s) as watchdog:
         for step in range(first, config.run.steps):
             watchdog.begin(step)
-            run.profiler.before(step)
+            with spans("profile"):
+                run.profiler.before(step)
             with spans("collect"):  # nothing of the step has changed anything yet
                 batch = unless_stopped(stop, run.job.processes, functools.partial(admission.take, step))
             run.saver.check()

@@ -1,10 +1,10 @@
-"""The table at the end of a run, made from its JSONL file alone.
+"""The table at the end of a run, made from its JSONL files alone.
 
-Owns: which metrics are summarised and how. Promises: it can be made again later from the file (``crl report``), also for a run that was
+Owns: which metrics are summarised and how. Promises: it can be made again later from the files (``crl report``), also for a run that was
 killed; of a step that was run twice (resume) the later row counts. Does not: read checkpoints or the bank.
 
-Metric names it reads: ``success/guided``, ``success/free``, ``bank/size``, ``extractor/version`` (its number of updates), ``step_s`` and
-``eval/<set>/<with|without>/<greedy|sampled>``. All but the first two may be missing.
+Metric names it reads: ``success/guided``, ``success/free``, ``bank/size``, ``extractor/version`` (its number of updates), ``step_s``,
+``eval/<set>/<with|without>/<greedy|sampled>``, and those of time (``wall_time``) and memory. All but the first two may be missing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any
 
 import yaml
 
+from crl_jax.telemetry.processes import PROCESSES
 from crl_jax.telemetry.result import Result, emit
 from crl_jax.telemetry.tracker import MetricsError, read_jsonl
+from crl_jax.telemetry.wall_time import WallTime, show, wall_time
 
 Row = dict[str, Any]
 _EVAL = re.compile(r"eval/(?P<tasks>[^/]+)/(?P<kind>with|without)/(?P<mode>[^/]+)")
@@ -59,8 +61,9 @@ class Report:
     steps: int
     buckets: tuple[Bucket, ...]
     evaluations: tuple[Evaluation, ...]  # by task set and mode, then by step
-    phase_s: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # wall seconds of the whole run by phase
+    time: WallTime | None = None  # where the wall time went
     peak_rss_gib: float | None = None  # largest resident memory of the main process
+    peak_device_gib: float | None = None  # largest memory in use on a device, where devices report it
 
     def to_json(self) -> dict[str, Any]:
         """As a plain object."""
@@ -78,7 +81,10 @@ def make_report(metrics_file: pathlib.Path, *, name: str, seed: int | None = Non
     rows = [by_step[step] for step in sorted(by_step)]
     training = [r for r in rows if "success/guided" in r or "success/free" in r]
     parts = tuple(_bucket(part) for part in _split(training, buckets))
-    return Report(name, seed, len(training), parts, _evaluations(rows), _phases(rows), _last(rows, "host/peak_rss_gib"))
+    events = metrics_file.with_name(PROCESSES)
+    time = wall_time(rows, read_jsonl(events) if events.exists() else ())
+    memory = (_last(rows, "host/peak_rss_gib"), _last(rows, "device/peak_gib"))
+    return Report(name, seed, len(training), parts, _evaluations(rows), time, *memory)
 
 
 def show_report(report: Report) -> str:
@@ -90,10 +96,11 @@ def show_report(report: Report) -> str:
             f"  {f'{b.first}-{b.last}':<9} {_n(b.guided, '.3f', 8)} {_n(b.free, '.3f', 6)} {_n(b.bank_size, '.0f', 6)}"
             f" {_n(b.extractor_updates, '.0f', 19)} {_n(b.step_s, '.2f', 8)}"
         )
-    if report.phase_s:
-        memory = "" if report.peak_rss_gib is None else f"; peak memory {report.peak_rss_gib:.1f} GiB"
-        spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in report.phase_s.items())
-        lines += ["", f"  seconds by phase: {spent} (sum {sum(report.phase_s.values()):.0f}{memory})"]
+    if report.time is not None and report.time.phases:
+        lines += ["", *show(report.time)]
+    peaks = {"of the process": report.peak_rss_gib, "of a device": report.peak_device_gib}
+    if known := [f"{peak:.1f} GiB {whose}" for whose, peak in peaks.items() if peak is not None]:
+        lines += ["", f"  peak memory {', '.join(known)}"]
     for (tasks, mode), group in itertools.groupby(report.evaluations, key=lambda e: (e.tasks, e.mode)):
         rows = list(group)
         start = rows[0]
@@ -106,16 +113,6 @@ def show_report(report: Report) -> str:
             shown = f"{_n(e.with_exp, '.3f', 6)} {_change(e.with_exp, start.with_exp)}"
             lines.append(f"  step {e.step:<6} {shown}   {_n(e.without_exp, '.3f', 6)} {_change(e.without_exp, start.without_exp)}".rstrip())
     return "\n".join(lines)
-
-
-def _phases(rows: Sequence[Row]) -> dict[str, float]:
-    """Seconds by phase over all steps, the longest first."""
-    total: dict[str, float] = {}
-    for row in rows:
-        for key, value in row.items():
-            if key.startswith("phase_s/"):
-                total[key.removeprefix("phase_s/")] = total.get(key.removeprefix("phase_s/"), 0.0) + float(value)
-    return {name: round(seconds, 2) for name, seconds in sorted(total.items(), key=lambda item: -item[1])}
 
 
 def _evaluations(rows: Sequence[Row]) -> tuple[Evaluation, ...]:

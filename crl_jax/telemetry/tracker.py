@@ -51,7 +51,7 @@ class JsonlTracker:
 
     def __init__(self, path: pathlib.Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _end_torn_line(path)
+        end_torn_line(path)
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
@@ -151,10 +151,12 @@ class FanOut:
 
 
 def open_trackers(run_dir: pathlib.Path, *, jsonl: bool = True, tensorboard: bool = True) -> FanOut:
-    """The trackers of a run: ``run_dir/metrics.jsonl`` and ``run_dir/tensorboard``, each if asked for."""
+    """The trackers of a run: ``run_dir/metrics.jsonl`` with ``processes.jsonl``, and ``run_dir/tensorboard``, each if asked for."""
     trackers: list[Tracker] = []
     if jsonl:
-        trackers.append(JsonlTracker(run_dir / "metrics.jsonl"))
+        from crl_jax.telemetry.processes import PROCESSES, ProcessLog  # which imports this module
+
+        trackers += [JsonlTracker(run_dir / "metrics.jsonl"), ProcessLog(run_dir / PROCESSES)]
     if tensorboard:
         trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
     return FanOut(tuple(trackers))
@@ -205,7 +207,8 @@ def _counts_after(line: str, steps: int) -> bool:
     return step < steps if kind == "text" else step <= steps and steps > 0
 
 
-def _end_torn_line(path: pathlib.Path) -> None:
+def end_torn_line(path: pathlib.Path) -> None:
+    """A line that a kill cut off ends here, so that what is added comes on a line of its own."""
     if path.exists() and path.stat().st_size:
         with path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)
