@@ -45,7 +45,7 @@ def test_a_configuration_error_is_one_message_and_exit_2(capsys: pytest.CaptureF
 def test_train_passes_the_configuration_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Config, bool]] = []
 
-    def train_main(config: Config, *, resume: bool) -> int:
+    def train_main(config: Config, *, resume: bool, **_: object) -> int:
         calls.append((config, resume))
         return 3
 
@@ -68,7 +68,7 @@ def test_train_passes_the_configuration_on(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_a_person_can_mend_is_said_in_one_line(
     error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train_main(config: Config, *, resume: bool) -> int:
+    def train_main(config: Config, *, resume: bool, **_: object) -> int:
         raise error
 
     monkeypatch.setitem(sys.modules, "crl_jax.train", types.SimpleNamespace(main=train_main))
@@ -79,7 +79,7 @@ def test_what_a_person_can_mend_is_said_in_one_line(
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train_main(config: Config, *, resume: bool) -> int:
+    def train_main(config: Config, *, resume: bool, **_: object) -> int:
         raise FileNotFoundError(errno.ENOENT, "a file of the package")
 
     monkeypatch.setitem(sys.modules, "crl_jax.train", types.SimpleNamespace(main=train_main))
