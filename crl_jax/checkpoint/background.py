@@ -43,8 +43,9 @@ class Saver:
         self.saves = self.waits = 0
         self.wait_s = self.copy_s = self.write_s = 0.0
 
-    def save(self, step: int, arrays: Mapping[str, Any], records: Mapping[str, Any]) -> None:
+    def save(self, step: int, arrays: Mapping[str, Any], records: Mapping[str, Any], *, first: Callable[[], object] | None = None) -> None:
         """Copies ``arrays`` and begins to write them with ``records`` as the checkpoint of ``step``; then what is not to be kept goes.
+        ``first`` is called beside training too, before anything is written: it returns when what else the checkpoint needs is on disk.
 
         Raises what the checkpoint before raised, TimeoutError if that is not done in time, CheckpointError if ``step`` exists.
         """
@@ -60,7 +61,7 @@ class Saver:
         self.copy_s += self._clock() - began
         self.saves += 1
         self._step, self._running = step, concurrent.futures.Future()
-        work = (self._running, step, held, dict(records))
+        work = (self._running, step, held, dict(records), first)
         if mine:
             threading.Thread(target=self._run, args=work, name="crl-checkpoint", daemon=True).start()
         else:
@@ -101,10 +102,13 @@ class Saver:
         step: int,
         held: Mapping[str, Held],
         records: Mapping[str, Any],
+        first: Callable[[], object] | None,
         processes: Processes | None = None,
     ) -> None:
         began = self._clock()
         try:
+            if first is not None:
+                first()
             if processes is None:
                 self._write(self.root, step, held, records)
             else:

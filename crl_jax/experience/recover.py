@@ -64,6 +64,11 @@ def snapshot_folder(path: pathlib.Path) -> pathlib.Path:
     return path.with_suffix(".snapshots")
 
 
+def snapshot_file(path: pathlib.Path, revision: int) -> pathlib.Path:
+    """The snapshot of a store file at a revision."""
+    return snapshot_folder(path) / f"r{revision:010d}.sqlite"
+
+
 def _snapshots(path: pathlib.Path) -> list[pathlib.Path]:
     return sorted(copy for copy in snapshot_folder(path).glob("r*.sqlite") if copy.stem[1:].isdecimal())
 
@@ -78,13 +83,17 @@ def snapshot(store: Store, *, keep: int) -> pathlib.Path | None:
     path = pathlib.Path(store.path)
     if keep < 1 or not path.is_file():
         return None
-    folder = snapshot_folder(path)
-    made = folder / f"r{store.revision:010d}.sqlite"
+    made = snapshot_file(path, store.revision)
     if not made.exists():
         store.backup(made)
+    keep_newest(path, keep)
+    return made
+
+
+def keep_newest(path: pathlib.Path, keep: int) -> None:
+    """Delete all snapshots of a store file but the newest ``keep`` (1 or more)."""
     for old in _snapshots(path)[:-keep]:
         old.unlink(missing_ok=True)
-    return made
 
 
 def forget_snapshots(store: Store, *, after: int) -> None:

@@ -10,7 +10,6 @@ search (``index``), mend a damaged file (``recover``), or run in the event loop 
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import sqlite3
 import threading
@@ -23,7 +22,7 @@ from jaxtyping import Float
 from crl_jax.errors import UserError
 from crl_jax.experience import store_rows as rows
 from crl_jax.experience.bank import BankState, Guided
-from crl_jax.experience.store_connect import connect
+from crl_jax.experience.store_connect import connect, copy_whole
 from crl_jax.experience.store_rows import Change, Observation
 from crl_jax.experience.store_schema import ENTRY, FORMAT, create, upgrade_1
 from crl_jax.records import Experience, Generation
@@ -40,6 +39,11 @@ class StoreError(UserError, RuntimeError):
 
 class StoreDamaged(StoreError):
     """The file holds what nobody wrote: its disk lied, or it was cut or changed. ``recover`` brings back the last good state."""
+
+
+def no_copy(path: str | pathlib.Path, target: pathlib.Path, why: Exception) -> StoreError:
+    """The error for a copy that the disk refused."""
+    return StoreError(f"no copy of {path} could be made at {target} ({why}): free its disk, or switch snapshots off")
 
 
 class GuidedEpisode(NamedTuple):
@@ -209,23 +213,11 @@ class Store:
 
     def backup(self, target: pathlib.Path) -> None:
         """A whole copy at ``target``, which appears only when it is complete. Raises StoreError if the disk refuses."""
-        part = target.with_name(target.name + ".part")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)
-            copy = sqlite3.connect(part)
-            try:
-                with self._lock:
-                    self._db.backup(copy)
-            finally:
-                copy.close()
-            part.replace(target)
+            with self._lock:
+                copy_whole(self._db, target)
         except (OSError, sqlite3.Error) as error:
-            with contextlib.suppress(OSError):  # a folder that cannot be written refuses this too
-                part.unlink(missing_ok=True)
-            raise StoreError(
-                f"no copy of {self._path} could be made at {target} ({error}): free its disk, or switch snapshots off"
-            ) from error
+            raise no_copy(self._path, target, error) from error
 
     # ---------------------------------------------------------------------------------------------------------------- reading
 

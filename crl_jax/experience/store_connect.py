@@ -1,11 +1,12 @@
-"""The connection to a store file.
+"""The connection to a store file, and its copy.
 
-Owns: how SQLite is asked to open it. Promises: a file that is only read is not written, nor anything beside it; what its write-ahead log
-holds is read with it, or there is an error. Does not: look at the content (``store``).
+Owns: how SQLite is asked to open it, and to copy it. Promises: a file that is only read is not written, nor anything beside it; what its
+write-ahead log holds is read with it, or there is an error. Does not: look at the content (``store``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sqlite3
 
@@ -25,3 +26,19 @@ def connect(path: str | pathlib.Path, *, timeout_s: float, read_only: bool) -> s
             raise sqlite3.OperationalError(f"its folder cannot be written, and {log.name} holds changes of its own: {fix}") from None
         db = sqlite3.connect(f"{uri}?immutable=1", uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     return db
+
+
+def copy_whole(source: sqlite3.Connection, target: pathlib.Path) -> None:
+    """Write what ``source`` holds to ``target``, which appears only when it is complete. Raises OSError and sqlite3.Error; then nothing is
+    left of it."""
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(part)) as copy:
+            source.backup(copy)
+        part.replace(target)
+    except (OSError, sqlite3.Error):
+        with contextlib.suppress(OSError):  # a folder that cannot be written refuses this too
+            part.unlink(missing_ok=True)
+        raise

@@ -72,6 +72,22 @@ def test_a_save_waits_for_the_one_before_within_a_deadline_and_it_is_counted(tmp
     assert (latest(tmp_path), saver.stats()["saves"], saver.stats()["waits"]) == (2, 2, 1)
 
 
+def test_nothing_is_written_before_what_the_checkpoint_needs_is_on_disk_and_the_step_does_not_wait(tmp_path: pathlib.Path) -> None:
+    gate, saver = threading.Event(), Saver(tmp_path, Keep(3))
+    saver.save(1, {"s": {"x": np.zeros(1)}}, {}, first=lambda: gate.wait(30))
+    assert not tmp_path.joinpath("step_00000001").exists()
+    gate.set()
+    saver.wait(30)
+
+    def refused() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    saver.save(2, {"s": {"x": np.zeros(1)}}, {}, first=refused)
+    with pytest.raises(OSError, match="No space left"):
+        saver.wait(30)
+    assert store.steps(tmp_path) == [1]
+
+
 def test_K04_a_full_disk_in_the_thread_reaches_the_next_step_and_the_older_checkpoint_stays(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
