@@ -147,6 +147,16 @@ class TrainingBuffer:
             for generation_id in generation_ids:
                 self._trained[generation_id] = (self._trained.get(generation_id, (0, -1))[0] + 1, step)
 
+    def crowded(self, live: int) -> bool:
+        """Whether, with ``live`` entries in the bank, `forget` would drop most train counts: it then costs little for each."""
+        return len(self._trained) > 2 * (live + self._capacity)
+
+    def forget(self, creditable: Collection[str]) -> None:
+        """Drop the train counts of generations that will not be popped again: those that wait for nothing and are not ``creditable`` (no
+        episode to come can bring them evidence). Nothing else changes."""
+        with self._lock:
+            self._trained = {i: seen for i, seen in self._trained.items() if i in self._waiting or i in creditable}
+
     def to_json(self) -> str:
         """The whole state; `restore` of it gives an equal buffer."""
         with self._lock:

@@ -114,6 +114,11 @@ class Reader:
             for experience_id in episode.handed:
                 self._reserved.release(experience_id)
 
+    @property
+    def unfinished(self) -> list[str]:
+        """Entries handed to episodes that are not released."""
+        return self._reserved.unfinished
+
     def begin_step(self, step: int) -> None:
         """Training step ``step`` begins: dropout draws start anew, reservations of lost episodes are dropped."""
         self._picks = 0

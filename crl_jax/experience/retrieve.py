@@ -157,6 +157,12 @@ class Reservations:
         self._max_age_steps = max_age_steps
         self._by_step: dict[int, Counter[str]] = {}
         self._all: Counter[str] = Counter()  # over all steps
+        self._open: Counter[str] = Counter()  # the same, but an episode that takes long is not forgotten
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Entries that an episode was handed which has not been released, however long ago."""
+        return list(self._open)
 
     def count(self, experience_id: str) -> int:
         """Unfinished episodes that were handed this entry."""
@@ -166,9 +172,13 @@ class Reservations:
         """Reserve an entry for an episode that starts at training step ``step``."""
         self._by_step.setdefault(step, Counter())[experience_id] += 1
         self._all[experience_id] += 1
+        self._open[experience_id] += 1
 
     def release(self, experience_id: str) -> None:
         """Give back the oldest reservation of this entry; nothing happens if there is none."""
+        self._open[experience_id] -= 1
+        if self._open[experience_id] <= 0:
+            del self._open[experience_id]
         for step in sorted(self._by_step):
             if self._by_step[step][experience_id] > 0:
                 self._by_step[step][experience_id] -= 1
@@ -184,3 +194,4 @@ class Reservations:
         """Drop every reservation."""
         self._by_step.clear()
         self._all.clear()
+        self._open.clear()

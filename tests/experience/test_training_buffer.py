@@ -49,6 +49,19 @@ def test_train_counts_follow_a_generation_that_comes_back():
     assert [(s.train_count, s.last_trained_step) for s in batch] == [(1, 5), (0, -1)]
 
 
+def test_train_counts_are_forgotten_only_of_generations_that_nothing_can_bring_back():
+    buffer = make(capacity=4)
+    buffer.record_trained(["waits", "lives", "gone"], step=1)
+    assert not buffer.crowded(0)
+    buffer.record_trained([f"old{n}" for n in range(6)], step=2)
+    assert (buffer.crowded(0), buffer.crowded(1)) == (True, False)
+    buffer.credit("waits", success=True, step=3)
+    buffer.forget({"lives", "never trained"})
+    buffer.credit("lives", success=True, step=3)
+    assert [(s.train_count, s.last_trained_step) for s in buffer.pop_batch(generation)] == [(1, 1), (1, 1)]
+    assert set(buffer._trained) == {"waits", "lives"}
+
+
 def test_capacity_and_age_drop_the_oldest_and_count():
     buffer = make(max_age_steps=2)
     for n in range(6):
