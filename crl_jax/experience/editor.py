@@ -2,8 +2,8 @@
 
 Owns: the ids of generations, what becomes of each draft (distillation, merge, answer), its counters. Promises: every generation that came
 back is stored with the changes it made, in one transaction; a draft that cannot be read changes nothing and is reported to the training
-buffer. Does not: call the model (``calls``), read a response (``extractor``), apply an operation (``writer``), or decide when anything
-happens (``manager``).
+buffer; ``in_turn`` an answer's id, and its place in that buffer, do not depend on which question was answered first. Does not: call the
+model (``calls``), read a response (``extractor``), apply an operation (``writer``), or decide when anything happens (``manager``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ class Distilled(NamedTuple):
 
 class Editor:
     """Mutable, on one event loop. ``generations`` is the number in the newest stored generation's id; ``step`` tells the training step of
-    now; ``home`` names the namespace in which the lessons of a task's namespace are written."""
+    now; ``home`` names the namespace in which the lessons of a task's namespace are written.
+
+    Ids are ``g`` and a number. ``in_turn`` the id of an answer is the number that comes next and the name of its question, as in
+    ``g00000012+s3/g0/1/0``: questions of many episodes are answered at the same time, so a number of its own would tell who came first.
+    Going back to before that number gives such ids up with the others.
+    """
 
     def __init__(
         self,
@@ -62,6 +67,7 @@ class Editor:
         max_chars: int,
         home: Callable[[str], str] = lambda namespace: namespace,
         votes: bool = False,
+        in_turn: bool = False,
     ) -> None:
         self._calls = calls
         self._writer = writer
@@ -75,6 +81,21 @@ class Editor:
         self._home = home
         self.redundancy: dict[str, float] = {}  # share of near duplicates when it was last measured, by namespace
         self._votes = votes
+        self._in_turn = in_turn
+        self._answers: set[str] = set()  # ids given to answers since the newest number
+        self._empty: list[tuple[str, int]] = []  # in turn: ids of empty answers and their steps, not yet told to the buffer
+
+    def begin_step(self) -> None:
+        """Report the empty answers of the step before to the training buffer, in the order of their names."""
+        empty, self._empty = sorted(self._empty), []
+        for generation_id, step in empty:
+            self._buffer.fail(generation_id, step=step)
+
+    def go_back(self, generations: int | None) -> None:
+        """What comes next is what came after the checkpoint at which ``generations`` was the newest number (None: it stays)."""
+        self.generations = self.generations if generations is None else generations
+        self._answers.clear()
+        self._empty.clear()
 
     def distil(self, episode: Episode) -> Coroutine[Any, Any, Distilled]:
         """Ask for the lessons of an episode, which is shown the entries as they are when this is called. Changes nothing; `settle` does."""
@@ -133,7 +154,7 @@ class Editor:
         self._counts["ask_fallbacks"] += not text
         if draft is None or not keep:
             return Answer(text or entry.text, None, entry.id)
-        generation = self._named(draft, "" if text else "empty answer")
+        generation = self._named(draft, "" if text else "empty answer", question=name if self._in_turn else "")
         answer = Answer(text or entry.text, generation.id if text else None, entry.id)
         await self._thread.run(
             self._writer.write,
@@ -143,7 +164,9 @@ class Editor:
             generations=[generation],
             request=None if request is None else lambda _: request(answer),
         )
-        if not text:
+        if not text and self._in_turn:
+            self._empty.append((generation.id, self._step()))
+        elif not text:
             self._buffer.fail(generation.id, step=self._step())
         return answer
 
@@ -202,6 +225,12 @@ class Editor:
         for problem in done.problems:
             self._counts[f"problem_{problem.code}"] += 1
 
-    def _named(self, draft: Draft, parse_error: str) -> Generation:
-        self.generations += 1
-        return dataclasses.replace(draft.generation, id=f"g{self.generations:08d}", parse_error=parse_error)
+    def _named(self, draft: Draft, parse_error: str, *, question: str = "") -> Generation:
+        name = f"g{self.generations + 1:08d}+{question.replace('~', '-')}"  # a ``~`` marks what was given up
+        if not question or name in self._answers:
+            self.generations += 1
+            self._answers.clear()
+            name = f"g{self.generations:08d}"
+        else:
+            self._answers.add(name)
+        return dataclasses.replace(draft.generation, id=name, parse_error=parse_error)
