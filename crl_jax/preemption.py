@@ -113,6 +113,11 @@ class Preemption:
         """Whether the run has been told to stop."""
         return self._told is not None
 
+    @property
+    def left_s(self) -> float:
+        """What is left of the grace period: all of it before the run was told to stop."""
+        return self._grace_s if self._told is None else max(0.0, self._grace_s - (time.monotonic() - self._since))
+
     def check(self) -> None:
         """A safe point. Raises Preempted when the run has been told to stop."""
         if self._told is not None:

@@ -85,6 +85,14 @@ class RunBank(Protocol):
         """What a training checkpoint keeps."""
         ...
 
+    async def snapshot_made(self) -> None:
+        """Wait for what the newest checkpoint wants beside it on disk."""
+        ...
+
+    async def finish(self, deadline_s: float) -> int:
+        """The run ends now: wait for the distillations, at most so long; returns how many are lost."""
+        ...
+
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True) -> None:
         """Resume at a checkpoint."""
         ...
@@ -102,6 +110,7 @@ class LocalBank:
         self.retrieve, self.ask, self.observe, self.submit = manager.retrieve, manager.ask, manager.observe, manager.submit
         self.drain, self.pop_batch = manager.drain, manager.pop_batch
         self.checkpoint, self.restore, self.restart = manager.checkpoint, manager.restore, manager.restart
+        self.snapshot_made, self.finish = manager.snapshot_made, manager.finish
 
     async def on_step(self, step: int) -> None:
         """As the manager's."""
@@ -150,6 +159,14 @@ class SharedBank:
     async def newest(self, limit: int) -> list[Experience]:
         """The newest entries, newest first."""
         return [entry.experience for entry in await self._remote.newest(limit)]
+
+    async def snapshot_made(self) -> None:
+        """The server sees to its own file; what it acknowledged is on its disk."""
+
+    async def finish(self, deadline_s: float) -> int:
+        """Nothing is lost: the server goes on with what it took."""
+        del deadline_s
+        return 0
 
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True) -> None:
         """As the client's; nothing if the run is only looked at."""

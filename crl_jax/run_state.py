@@ -11,7 +11,9 @@ checkpoint (later operations stay in the log, marked abandoned).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from crl_jax.checkpoint import store as checkpoints
@@ -52,17 +54,31 @@ def save_run(run: Parts) -> None:
     }
     if (bank := run.saved_bank) is not None and run.job.processes.first:
         records["bank"] = run.shell.call(bank.checkpoint(), run.collect_deadline_s, "saving the bank's buffer")
-    run.saver.save(counters.step, {name: role.state for name, role in roles.items()}, records)
+    run.saver.save(counters.step, {name: role.state for name, role in roles.items()}, records, first=functools.partial(_bank_is_safe, run))
 
 
-def save_at_once(run: Parts) -> int:
+def _bank_is_safe(run: Parts) -> None:
+    """Return when what the newest checkpoint needs of the bank is on disk."""
+    if (bank := run.saved_bank) is not None and run.job.processes.first:
+        run.shell.call(bank.snapshot_made(), run.collect_deadline_s, "copying the bank's file")
+
+
+def save_at_once(run: Parts, *, spare_s: float = 0.0) -> int:
     """Save what is finished, if it is not saved yet, and return the number of steps. What goes on meanwhile (episodes that are being
-    played) is not part of it: weights, counters, bank and buffer are those of the last finished step."""
+    played) is not part of it: weights, counters, bank and buffer are those of the last finished step.
+
+    While the checkpoint is written, and for at most ``spare_s`` (s), episodes that were finished are distilled: they will not be played
+    again. What they teach is in the bank, with which an asynchronous run goes on; those that are left are counted and named in a warning.
+    """
     run.saver.wait()
     step = run.counters.step
     if step and not run.job.processes.of_first(lambda: checkpoints.is_whole(run.saver.root, step), f"looking for step {step}"):
         save_run(run)
-        run.saver.wait()
+    finish = None if (bank := run.saved_bank) is None else bank.finish(spare_s)
+    if finish is not None and (lost := run.shell.call(finish, spare_s + 10, "the last distillations")):
+        left = f"the run was stopped before {lost} of its episodes were distilled: they teach nothing"
+        warnings.warn(left, RuntimeWarning, stacklevel=2)
+    run.saver.wait()
     return step
 
 

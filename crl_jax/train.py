@@ -87,7 +87,7 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
         except Preempted as stopped:
             admission.give_up()
             extractor.settle()  # what is saved must not change meanwhile
-            step = save_at_once(run)
+            step = save_at_once(run, spare_s=stop.left_s / 2)
             stop.saved = True
             raise stopped.after(step, run.folder) from None
         return run.folder

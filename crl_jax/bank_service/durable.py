@@ -268,7 +268,7 @@ class DurableManager(ExperienceManager):
 
     def _pop(self, key: str) -> str:
         with self._undone_if_refused():
-            batch = self.buffer.pop_batch(self._store.generation)
+            batch = self._next_batch()
             if batch is None:
                 return "null"
             answer = json.dumps([{"generation_id": s.generation.id, "values": codec.sample_values(s)} for s in batch])

@@ -1,13 +1,18 @@
 """What a manager carries from step to step besides the bank and the training buffer.
 
-Owns: its place in a checkpoint. Promises: a text that no manager saved is refused whole; a checkpoint from before this was kept restores
-without it. Does not: hold what begins anew with every step (draws, reservations), or counters for metrics (``telemetry.totals``).
+Owns: its place in a checkpoint, and what a store gives up to go back to one. Promises: a text that no manager saved is refused whole; a
+checkpoint from before this was kept restores without it. Does not: hold what begins anew with every step (draws, reservations), or
+counters for metrics (``telemetry.totals``).
 """
 
 from __future__ import annotations
 
 import math
+import sqlite3
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from crl_jax.experience.store_rows import abandon_generations
 
 
 class Carry(NamedTuple):
@@ -40,3 +45,12 @@ class Carry(NamedTuple):
         if not all(type(n) is int and 0 <= n < 2**62 for n in numbers) or not all(map(math.isfinite, redundancy.values())):
             raise ValueError(f"this is no saved state of a manager: {saved!r:.200}")
         return Carry(generations, in_row, (shortest, whole), redundancy, log_row)
+
+
+def undo(generations: int | None, buffer: str, also: Callable[[sqlite3.Connection], None] | None, db: sqlite3.Connection) -> None:
+    """What else a store that goes back to a checkpoint gives up; the buffer on disk would name generations of the future."""
+    if generations is not None:
+        abandon_generations(db, after=generations)
+    db.execute("INSERT OR REPLACE INTO buffer VALUES (0, ?)", (buffer,))
+    if also is not None:
+        also(db)

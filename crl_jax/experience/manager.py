@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import json
 import math
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 from crl_jax.experience.bank import BankState, Guided
 from crl_jax.experience.buffer import Sample, TrainingBuffer
 from crl_jax.experience.calls import ExtractorCalls
-from crl_jax.experience.carry import Carry
+from crl_jax.experience.carry import Carry, undo
 from crl_jax.experience.editor import Answer, Distilled, Editor
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import Index
@@ -32,10 +31,10 @@ from crl_jax.experience.merging import Merging
 from crl_jax.experience.pipeline import OrderedPipeline
 from crl_jax.experience.protocols import Completer, Decode, Embedder, Render
 from crl_jax.experience.reader import Reader, Shown
-from crl_jax.experience.recover import snapshot
 from crl_jax.experience.reward import credits_of
+from crl_jax.experience.snapshot_thread import SnapshotThread
 from crl_jax.experience.store import Store, StoreDamaged
-from crl_jax.experience.store_rows import abandon_generations, generation_ids, newest_row
+from crl_jax.experience.store_rows import generation_ids, newest_row
 from crl_jax.experience.thread import WriterThread
 from crl_jax.experience.transfer import lifts
 from crl_jax.experience.writer import Writer
@@ -66,6 +65,7 @@ class ExperienceManager:
         self.step = 0
         self._writer = Writer(store, embedder, make_index, options.write, purpose=options.purpose, decay=self._decay)
         self._thread = WriterThread(options.io_timeout_s)
+        self._snapshots = SnapshotThread(store, options.snapshots)
         self._search = options.search_service(embedder, lambda: self._writer.index, self.counts, clock)
         self._calls = ExtractorCalls(
             sampler,
@@ -99,6 +99,7 @@ class ExperienceManager:
             max_chars=options.max_chars,
             votes=options.votes,
             home=options.routing.home,
+            in_turn=options.in_turn,
         )
         self._merging = Merging(
             options.merge,
@@ -143,12 +144,17 @@ class ExperienceManager:
     async def drain(self, deadline_s: float) -> int:
         """Wait until every submitted episode is distilled and every merge is done; returns how many are still pending at the deadline."""
         self._check()
-        idle = asyncio.ensure_future(self._idle())
-        await asyncio.wait({idle, self.failed}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
+        await self._drained(deadline_s)
         self._check()
         self._calls.require_room(self._submitted)
         return self._pipeline.pending + len(self._merging)
+
+    async def finish(self, deadline_s: float) -> int:
+        """Nobody submits any more and there is little time: drain until the deadline and give the rest up, for which `aclose` will not wait
+        either. Returns how many episodes were lost (also in ``counts``)."""
+        await self._drained(deadline_s)
+        self.counts["lost"] += (lost := self._pipeline.stop())
+        return lost
 
     async def aclose(self, deadline_s: float = 30.0) -> int:
         """Drain, stop every task and thread, save the buffer. Returns the number of submitted episodes that were lost (also in ``counts``).
@@ -159,10 +165,7 @@ class ExperienceManager:
         if self._closed:
             return 0
         self._closed = True
-        if not self.failed.done():
-            idle = asyncio.ensure_future(self._idle())
-            await asyncio.wait({idle, self.failed}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-            idle.cancel()
+        await self._drained(deadline_s)
         lost = self._pipeline.stop()
         self.counts["lost"] += lost
         tasks = list(self._tasks)
@@ -174,6 +177,7 @@ class ExperienceManager:
             await self._search.aclose()
             await self._thread.run(self._store.save_buffer, self.buffer.to_json())
             await self._thread.run_within(CLOSE_S, self._writer.index.close)
+            await self.snapshot_made()
         finally:
             self._thread.close()
             if self.failed.done():
@@ -236,7 +240,7 @@ class ExperienceManager:
     async def pop_batch(self) -> list[Sample] | None:
         """The next batch for the extractor's learner, or None; see `TrainingBuffer.pop_batch`."""
         self._check()
-        return await self._thread.run(self.buffer.pop_batch, self._store.generation) if self.buffer.ready else None
+        return await self._thread.run(self._next_batch) if self.buffer.ready else None
 
     def on_step(self, step: int) -> None:
         """The actor is at training step ``step``: recency, ages and, when they are due, merges in the background. Raises
@@ -246,6 +250,7 @@ class ExperienceManager:
         self._submitted = 0
         self.step = step
         self._reader.begin_step(step)
+        self._editor.begin_step()
         self.buffer.expire(step)
         self._merging.on_step(step)
 
@@ -261,14 +266,23 @@ class ExperienceManager:
 
     async def checkpoint(self) -> dict[str, Any]:
         """What a training checkpoint keeps of the manager: bank revision, step, buffer and `Carry`. Drain first to lose nothing on
-        resume."""
+        resume. A snapshot of the file at that revision is begun; `snapshot_made` waits for it."""
+        await self.snapshot_made()
         data = self.buffer.to_json()
-        await self._thread.run(self._store.save_buffer, data)
-        await self._thread.run(snapshot, self._store, keep=self._o.snapshots)
+
+        def here() -> tuple[int, int]:
+            self._store.save_buffer(data)
+            self._snapshots.begin()
+            return self.state.revision, self._store.read(newest_row)
+
+        revision, row = await self._thread.run(here)
         calls, editor = self._calls, self._editor
-        row = self._store.read(newest_row)
         carry = Carry(editor.generations, calls.too_long_in_row, calls.longest, dict(editor.redundancy), row)
-        return {"revision": self.state.revision, "step": self.step, "buffer": data, "carry": carry.to_json()}
+        return {"revision": revision, "step": self.step, "buffer": data, "carry": carry.to_json()}
+
+    async def snapshot_made(self) -> None:
+        """Wait for the snapshot that the newest `checkpoint` began. Raises StoreError if the disk refused it."""
+        await self._snapshots.settled(CLOSE_S)
 
     async def restore(self, saved: dict[str, Any], *, rewind: bool = True, **kept: Any) -> None:
         """Resume at a `checkpoint`. Call it before the first episode.
@@ -281,10 +295,10 @@ class ExperienceManager:
         self._check()
         revision, carry = int(saved["revision"]), Carry.from_json(saved.get("carry"))
         if rewind:
-            undo = functools.partial(_undo, carry.generations, str(saved["buffer"]), kept.get("also"))
-            await self._thread.run_within(LOAD_S, self._writer.rewind, revision, log_row=carry.log_row, also=undo)
-            if carry.generations is not None:
-                self._editor.generations = carry.generations
+            await self.snapshot_made()  # one of a future that is given up would be there afterwards
+            rest = functools.partial(undo, carry.generations, str(saved["buffer"]), kept.get("also"))
+            await self._thread.run_within(LOAD_S, self._writer.rewind, revision, log_row=carry.log_row, also=rest)
+            self._editor.go_back(carry.generations)
         elif self.state.revision < revision:
             raise ValueError(
                 f"the checkpoint belongs to revision {revision} of the bank, but this bank only reached {self.state.revision}: put the "
@@ -323,6 +337,22 @@ class ExperienceManager:
         return {**self.counts, **buffer, **gauges, **self._search.stats(), **index}
 
     # ------------------------------------------------------------------------------------------------------------ inside
+
+    async def _drained(self, deadline_s: float) -> None:
+        if not self.failed.done():
+            idle = asyncio.ensure_future(self._idle())
+            await asyncio.wait({idle, self.failed}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
+
+    def _next_batch(self) -> list[Sample] | None:
+        """In the writer's thread. Train counts stay of generations that an episode may still be credited to: authors of what is in the bank
+        (first, for what is handed out now is there), and of what unfinished episodes were handed."""
+        state = self.state
+        if self.buffer.crowded(len(state)):
+            live = {entry.generation_id for space in state.spaces.values() for entry in space.values()}
+            read = [self._store.experience(i) for i in self._reader.unfinished if state.find(i) is None]
+            self.buffer.forget(live.union(entry.generation_id for entry in read if entry is not None))
+        return self.buffer.pop_batch(self._store.generation)
 
     async def _idle(self) -> None:
         await self._pipeline.idle()
@@ -368,12 +398,3 @@ class ExperienceManager:
             raise error
         if self._closed:
             raise RuntimeError("the experience manager is closed: open another one on the same store")
-
-
-def _undo(generations: int | None, buffer: str, also: Callable[[sqlite3.Connection], None] | None, db: sqlite3.Connection) -> None:
-    """What else a store that goes back to a checkpoint gives up; the buffer on disk would name generations of the future."""
-    if generations is not None:
-        abandon_generations(db, after=generations)
-    db.execute("INSERT OR REPLACE INTO buffer VALUES (0, ?)", (buffer,))
-    if also is not None:
-        also(db)

@@ -71,10 +71,12 @@ class OrderedPipeline(Generic[Item, Result]):
         await self._idle.wait()
 
     def stop(self) -> int:
-        """Cancel everything; returns how many items were pending."""
+        """Cancel everything; returns how many items were pending, which none is afterwards."""
         for task in [*self._tasks, *self._held]:
             task.cancel()
-        return self.pending
+        lost = self.pending
+        self._count(-lost)
+        return lost
 
     async def _feed(self) -> None:
         while True:

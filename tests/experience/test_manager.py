@@ -215,6 +215,24 @@ def test_A16_closing_stores_everything_or_reports_what_is_lost(delay, lost):
     run(story())
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_A16_with_little_time_what_is_being_sampled_is_stored_and_the_rest_is_given_up(in_turn):
+    async def story():
+        slow = {"distil_concurrency": 1, "in_turn": in_turn}
+        manager = build(delay=lambda prompt: 0.0 if "thing 0" in prompt else 60.0, **slow)
+        await manager.start()
+        for n in range(5):
+            await manager.submit(episode(f"e{n}", observation=f"thing {n}"))
+        assert await manager.finish(deadline_s=0.3) == 4
+        began = time.monotonic()
+        assert await manager.aclose() == 0, "counted once"
+        assert time.monotonic() - began < 20, "what was given up is waited for no longer"
+        assert texts(manager) == ["thing 0"]
+        assert manager.stats()["lost"] == 4
+
+    run(story())
+
+
 def test_a_full_queue_refuses_and_counts():
     async def story():
         async with build(delay=lambda prompt: 0.3, queue_size=1, distil_concurrency=1, submit_timeout_s=0.01) as manager:

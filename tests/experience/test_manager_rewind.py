@@ -29,6 +29,7 @@ def test_a_snapshot_of_an_abandoned_future_is_never_brought_back(tmp_path):
             await teach(manager, "new one")
             before = texts(manager)
             await manager.checkpoint()
+            await manager.snapshot_made()
             assert [p.name for p in sorted(snapshot_folder(path).iterdir())] == ["r0000000001.sqlite", "r0000000002.sqlite"]
             await teach(manager, "new two")
             await manager.checkpoint()
