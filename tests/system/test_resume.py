@@ -1,15 +1,15 @@
 """A synchronous run that is stopped, killed in the middle of a collection and killed in the middle of a checkpoint equals the one that
-was left alone, to the last bit. Each part goes on where the one before it ended, so four starts tell everything."""
+was left alone, to the last bit. Each part goes on where the one before it ended, so four starts tell everything. Their guided episodes
+ask, and the answers come in an order that no seed fixes."""
 
 import dataclasses
 import json
 import pathlib
 import sqlite3
-import sys
 
 import numpy as np
 import pytest
-from smoke_runs import DEADLINE_S, children_of_session, command, start
+from smoke_runs import ASKING, DEADLINE_S, changed, children_of_session, start
 
 from crl_jax.checkpoint.arrays import read_tree
 from crl_jax.checkpoint.store import read_manifest, read_records
@@ -18,14 +18,15 @@ from crl_jax.telemetry.exact import exact
 pytestmark = pytest.mark.system
 
 IN_COLLECT = """
-import asyncio, os, signal
-import crl_jax.rollout.collector as c
-groups = c.Collector.groups
-async def stopped(self, tasks, *, batch_id, guided=None):
-    if batch_id == "s1":
-        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.{signal})
-    return await groups(self, tasks, batch_id=batch_id, guided=guided)
-c.Collector.groups = stopped
+import signal
+answered = []
+async def stopped(self, query):
+    given = await late(self, query)
+    answered.append(self.plan.id.startswith("s1/"))
+    if sum(answered) == 2:
+        os.kill(os.getpid(), signal.{signal})
+    return given
+a._Play._answer = stopped
 """
 IN_CHECKPOINT = """
 import os, signal
@@ -53,9 +54,8 @@ TABLES = {  # what the bank holds; log rows and generations of the futures that 
 
 def run_with(change: str, folder: pathlib.Path, *more: str) -> tuple[int, str]:
     """The exit code and the output of a run in which ``change`` was made first."""
-    program = f"{change}\nimport sys\nfrom crl_jax.cli import main\nsys.exit(main({[*command(folder)[3:], *more]!r}))\n"
     log = folder / "log.txt"
-    process = start([sys.executable, "-c", program], log)
+    process = start(changed(ASKING + change, folder, *more), log)
     code = process.wait(DEADLINE_S)
     assert children_of_session(process.pid, wait_s=15) == []
     return code, log.read_text()
@@ -91,6 +91,9 @@ def test_K02_weights_and_optimisers_are_the_same_bit_for_bit(finished, broken: t
     for step in (2, 3):
         assert arrays(finished[0] / "smoke", step) == arrays(broken[0], step)
         assert records(finished[0] / "smoke", step) == records(broken[0], step)
+    two, three = arrays(finished[0] / "smoke", 2), arrays(finished[0] / "smoke", 3)
+    learned = {name for (name, path), value in two.items() if path.startswith(".params") and value != three[name, path]}
+    assert learned == {"actor", "extractor"}, "a run that learns nothing tests nothing"
 
 
 def test_K02_the_bank_is_the_same_bit_for_bit(finished, broken: tuple[pathlib.Path, list[tuple[int, str]]]) -> None:
@@ -98,6 +101,9 @@ def test_K02_the_bank_is_the_same_bit_for_bit(finished, broken: tuple[pathlib.Pa
     for name, query in TABLES.items():
         assert one.execute(query).fetchall() == two.execute(query).fetchall(), name
     assert two.execute("SELECT count(*) FROM ops WHERE abandoned<>0").fetchone()[0] > 0, "nothing was ever given up: the test tests nothing"
+    answers = "SELECT count(*) FROM generations WHERE kind='ask' AND id LIKE ?"
+    assert one.execute(answers, ("%+s_/g_/_/_",)).fetchone()[0] == 8, "of two steps with four guided episodes each"
+    assert two.execute(answers, ("%~%",)).fetchone()[0] >= 4, "two were given before each stop in the middle of a collection"
     one.close()
     two.close()
 
