@@ -11,6 +11,6 @@ def finished(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("runs")
     log = folder / "log.txt"
-    process = start([*changed(ASKING, folder), "--profile-steps", "1:3"], log)
+    process = start(changed(ASKING, folder, "--profile-steps", "1:3"), log)
     assert process.wait(DEADLINE_S) == 0, log.read_text()
     return folder, process.pid, log.read_text()
