@@ -23,6 +23,7 @@ SCRIPTS = {
     "soak": ("soak_serve.py", "10,000 requests with cancels, closes and swaps: slots, memory, requests per second"),
     "bank-kill": ("kill_bank.py", "kill -9 of a loaded experience bank at 50 random moments: what was acknowledged, halves, replay"),
     "rollout-overhead": ("bench_rollout_overhead.py", "the same episodes with and without experience: what the bank costs a rollout"),
+    "async": ("async_vs_sync.py", "the same training asynchronously and synchronously: wall time, where it went, final success"),
     "envs": ("bench_envs.py", "environments: `speed` in steps per second, or `success` of the scripted players"),
     "load": ("load_memory.py", "host memory while a checkpoint is loaded onto a mesh"),
     "publish": ("bench_publish.py", "a swap of weights on eight virtual devices: bytes, seconds by phase, checksum, tokens after it"),
