@@ -12,9 +12,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envs_success import wilson
+
 from crl_jax.study import interval
 from crl_jax.telemetry.tracker import read_jsonl
-from envs_success import wilson
 
 NOT_TRAINING = ("evaluate", "checkpoint")
 WORK = ("env_steps", "bank/submitted", "bank/generations_distil", "bank/entries_written", "extractor/updates")

@@ -45,7 +45,7 @@ def run_timed(command: Sequence[str], env: Mapping[str, str], *, log: pathlib.Pa
 
 
 def session_cpu_s(session: int) -> float:
-    """User and system seconds of all live processes of a session and of their children that have ended; 0 where the system does not tell."""
+    """User and system seconds of a session's live processes and of their children that have ended; 0 where the system does not tell."""
     ticks = 0
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
