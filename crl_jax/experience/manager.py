@@ -30,6 +30,7 @@ from crl_jax.experience.manager_options import CLOSE_S, LOAD_S, ManagerOptions
 from crl_jax.experience.merging import Merging
 from crl_jax.experience.pipeline import OrderedPipeline
 from crl_jax.experience.protocols import Completer, Decode, Embedder, Render
+from crl_jax.experience.query_vectors import OneByOne
 from crl_jax.experience.reader import Reader, Shown
 from crl_jax.experience.reward import credits_of
 from crl_jax.experience.snapshot_thread import SnapshotThread
@@ -59,6 +60,7 @@ class ExperienceManager:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._o = options
+        embedder = OneByOne(embedder) if options.in_turn else embedder
         self._store = store
         self.buffer = buffer
         self.counts: Counter[str] = Counter()

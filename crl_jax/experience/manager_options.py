@@ -12,7 +12,6 @@ from collections.abc import Callable
 from crl_jax.experience.index import Index
 from crl_jax.experience.merging import MergePolicy
 from crl_jax.experience.protocols import Embedder
-from crl_jax.experience.query_vectors import OneByOne
 from crl_jax.experience.reader import Routing
 from crl_jax.experience.retrieve import Diversity
 from crl_jax.experience.reward import RewardRule
@@ -63,7 +62,7 @@ class ManagerOptions:
     ) -> SearchService:
         """The search of a manager with these settings."""
         return SearchService(
-            embedder=OneByOne(embedder) if self.in_turn else embedder,
+            embedder=embedder,
             index=index,
             counts=counts,
             clock=clock,

@@ -1,4 +1,4 @@
-"""Embeddings of recent query texts.
+"""Embeddings of texts that came up lately, in queries or in lessons.
 
 Owns: the cache, and `OneByOne`. Promises: least recently used texts leave first; a batch's vectors come out in the order of its texts, each
 distinct missing text is named once. Does not: embed, or lock (one thread looks up and stores; `assemble` may run on another).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,11 +22,13 @@ from crl_jax.experience.eviction import Eviction, plan_eviction
 from crl_jax.experience.index import Index, has_direction
 from crl_jax.experience.merging import MergePolicy, Redundancy, redundancy
 from crl_jax.experience.protocols import Embedder
+from crl_jax.experience.query_vectors import QueryVectors
 from crl_jax.experience.recover import forget_snapshots
 from crl_jax.experience.store import Change, Observation, Store
 from crl_jax.records import BankOp, Experience, Generation, OpKind, Usage
 
 _EMBED_AT_ONCE = 512
+_REMEMBERED = 4096  # embeddings of texts; 6 MiB
 
 
 class Written(NamedTuple):
@@ -81,7 +84,7 @@ class Writer:
         self._policy = policy
         self.state = BankState()
         self.index = make_index()
-        self._prepared: dict[str, Float[np.ndarray, " d"]] = {}  # text -> embedding, of texts about to be written
+        self._vectors = QueryVectors(_REMEMBERED, Counter())  # of texts written lately: most lessons have been said before
         self.broken: BaseException | None = None  # what kept the index from following the state: nothing more should be written
         self.vectors_repaired = 0
         self.unsearchable: set[str] = set()  # live entries whose text this embedder gives no direction; kept, but never found
@@ -121,8 +124,15 @@ class Writer:
 
     def prepare(self, texts: Sequence[str]) -> None:
         """Embed texts of the writes that come next in one call, which costs half of as many calls of one text."""
-        distinct = list(dict.fromkeys(text for text in texts if text.strip()))
-        self._prepared = dict(zip(distinct, self._embedder.embed(distinct), strict=True)) if distinct else {}
+        self._embedded([text for text in texts if text.strip()])
+
+    def _embedded(self, texts: Sequence[str]) -> dict[str, Float[np.ndarray, " d"]]:
+        known, missing = self._vectors.look_up(texts)
+        if missing:
+            made = dict(zip(missing, self._embedder.embed(missing), strict=True))
+            self._vectors.store(made)
+            known |= made
+        return known
 
     def write(
         self,
@@ -138,10 +148,7 @@ class Writer:
         """Apply one batch of operations of one author. ``generations`` are stored, and the episodes ``distilled`` leave the inbox, in the
         same transaction, in which ``request`` stores an id and the answer it makes of what was done. With ``reason`` "dedup" new entries
         inherit the usage of those they replace."""
-        texts = [op.text for op in ops if op.text.strip()]
-        embedded = {text: self._prepared.pop(text) for text in texts if text in self._prepared}
-        if missing := [text for text in texts if text not in embedded]:
-            embedded |= zip(missing, self._embedder.embed(missing), strict=True)
+        embedded = self._embedded([op.text for op in ops if op.text.strip()])
         batch = _Batch(self.state, namespace, author, self.index, self._policy, self._decay())
         for op_index, op in enumerate(ops):
             vector = embedded.get(op.text)

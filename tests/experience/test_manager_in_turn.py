@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from experience_toys import episode
+from experience_toys import HashEmbedder, episode
 from manager_toys import add, build, merging, observation, run, teach, texts, update
 
 from crl_jax.experience.bank_json import to_json
@@ -23,7 +23,8 @@ def reply(prompt):
 async def played(seed: int, every_steps: int) -> tuple[str, list[list[str]]]:
     rng = random.Random(seed)
     delays = {"in_turn": True, "distil_concurrency": 4, "merge": MergePolicy(every_steps)}
-    async with build(reply, lambda prompt: rng.choice([0.0, 0.001, 0.01, 0.03]), **delays) as manager:
+    embedder = HashEmbedder()
+    async with build(reply, lambda prompt: rng.choice([0.0, 0.001, 0.01, 0.03]), embedder=embedder, **delays) as manager:
         for namespace in ("room", "hall"):
             await teach(manager, f"old lesson {namespace}", f"other {namespace}", namespace=namespace)
         for step in (1, 2):
@@ -34,7 +35,7 @@ async def played(seed: int, every_steps: int) -> tuple[str, list[list[str]]]:
             for one in batch:
                 await manager.submit(one)
             assert await manager.drain(20) == 0
-        return to_json(manager.state), manager._writer._embedder.calls
+        return to_json(manager.state), embedder.calls
 
 
 @pytest.mark.parametrize("every_steps", [0, 1])

@@ -6,6 +6,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+from experience_toys import HashEmbedder
 from manager_toys import NOTHING, build, echo, run, teach, texts
 
 from crl_jax.experience.carry import Carry
@@ -139,11 +140,12 @@ def test_K02_the_vector_of_a_query_depends_on_its_text_alone():
     """The cache of another process is empty, so it embeds other texts together."""
 
     async def calls(*asked):
-        async with build(in_turn=True) as manager:
+        embedder = HashEmbedder()
+        async with build(in_turn=True, embedder=embedder) as manager:
             await teach(manager, "north")
-            before = len(manager._writer._embedder.calls)
+            before = len(embedder.calls)
             await asyncio.gather(*(manager.retrieve("room", text) for text in asked))
-            return manager._writer._embedder.calls[before:]
+            return embedder.calls[before:]
 
     assert sorted(run(calls("a", "b", "c"))) == [["a"], ["b"], ["c"]]
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from experience_toys import decode, episode
+from experience_toys import HashEmbedder, decode, episode
 from manager_toys import add, build, echo, merging, run, teach, texts, update
 
 from crl_jax.experience.eviction import Eviction
@@ -47,6 +47,20 @@ def test_duplicates_inside_one_response():
             await teach(manager, "x")
             assert texts(manager) == ["c b a", "other words"]
             assert len(await manager.retrieve("room", "a b c")) == 1
+
+    run(story())
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_what_was_said_before_is_not_embedded_again(in_turn):
+    async def story():
+        embedder = HashEmbedder()
+        async with build(in_turn=in_turn, embedder=embedder) as manager:
+            for at in range(3):
+                await teach(manager, "go north", "go south", "go north", namespace=f"room{at}")
+            assert texts(manager, "room2") == ["go north", "go south", "go north"]
+            assert sorted(text for call in embedder.calls for text in call) == ["go north", "go south"]
+            assert [shown.text for shown in await manager.retrieve("room2", "go south", peek=True)] == ["go south"]
 
     run(story())
 
