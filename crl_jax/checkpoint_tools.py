@@ -23,6 +23,7 @@ from crl_jax.checkpoint import CheckpointError, retention, store
 from crl_jax.checkpoint.manifest import NAME, Leaf
 from crl_jax.checkpoint.retention import Keep
 from crl_jax.config import ConfigError, load
+from crl_jax.config.roles import MeshConfig
 from crl_jax.config.schema import Config
 from crl_jax.errors import UserError
 from crl_jax.run_files import CONFIG
@@ -120,7 +121,10 @@ def export_hf(folder: pathlib.Path, role: str, out: pathlib.Path, *, step: int |
     from crl_jax.models.hf_weights import export_hf as write
     from crl_jax.serving.publisher import Serving
 
-    chosen, parts = config.actor if role == "actor" else config.extractor, lookup.role_parts(config, role)
+    trained = config.actor if role == "actor" else config.extractor
+    chosen = dataclasses.replace(trained, mesh=MeshConfig(), serve_tensor=0)  # here there may be fewer devices than it was trained on
+    config = dataclasses.replace(config, **{role: chosen})
+    parts = lookup.role_parts(config, role)
     serving = Serving(parts.mesh)
     params, version = served_role.checkpoint_weights(config, role, chosen, parts, serving, root, step)
     source = pathlib.Path(chosen.model)

@@ -61,10 +61,8 @@ class ExperienceManager:
     ) -> None:
         self._o = options
         embedder = OneByOne(embedder) if options.in_turn else embedder
-        self._store = store
-        self.buffer = buffer
+        self._store, self.buffer, self.step = store, buffer, 0
         self.counts: Counter[str] = Counter()
-        self.step = 0
         self._writer = Writer(store, embedder, make_index, options.write, purpose=options.purpose, decay=self._decay)
         self._thread = WriterThread(options.io_timeout_s)
         self._snapshots = SnapshotThread(store, options.snapshots)
