@@ -19,11 +19,12 @@ from crl_jax.experience.buffer import Sample
 from crl_jax.records import Sum
 from crl_jax.role import Role
 from crl_jax.rollout.assemble import extractor_samples
+from crl_jax.telemetry.histogram import Histogram
 
 if TYPE_CHECKING:
     from crl_jax.run import Run
 
-Sums = dict[str, Sum]
+Sums = dict[str, Sum | Histogram]
 
 
 class ExtractorLearner:
@@ -112,9 +113,14 @@ def learn_from(
         "reward": Sum(sum(sample.reward for sample in evidence), len(evidence)),
         "weight": Sum(sum(weights), len(weights)),
         "lag": Sum(sum(lags), len(lags)),
+        "lags": Histogram.of(lags),
     }
     return found, weights
 
 
 def _plus(a: Sums, b: Sums) -> Sums:
-    return a | {name: a[name] + value if name in a else value for name, value in b.items()}
+    return a | {name: _total(a[name], value) if name in a else value for name, value in b.items()}
+
+
+def _total(a: Any, b: Any) -> Any:
+    return a + b  # Sums or Histograms, each kind with its own

@@ -34,6 +34,7 @@ from crl_jax.rollout.admission import Admission
 from crl_jax.rollout.assemble import actor_samples, success_rate
 from crl_jax.run import Run
 from crl_jax.run_state import RunCounters, restore_run, save_at_once, save_run
+from crl_jax.telemetry.histogram import Histogram
 from crl_jax.telemetry.progress import progress_line
 from crl_jax.telemetry.report import print_report
 from crl_jax.telemetry.spans import Spans
@@ -192,6 +193,8 @@ def _rollout_metrics(run: Run, batch: Batch) -> dict[str, Any]:
         "rollout/collect_s": batch.collect_s,
         "lag/mean": Sum(sum(lags), len(lags)),
         "lag/max": max(lags),
+        "lag/episodes": Histogram.of(lags),  # when they began
+        "lag/tokens": sum((Histogram.of(version - e.log.versions[e.log.loss_mask]) for e in episodes), Histogram({})),
     }
     metrics |= _success(episodes, "success")
     for part, played in run.by_part(episodes).items():

@@ -23,6 +23,7 @@ from crl_jax.learner.state import LearnerState
 from crl_jax.losses.aggregate import aggregate, aggregate_count, masked_sum
 from crl_jax.losses.kl import kl_estimate
 from crl_jax.losses.logprobs import TokenScores, chunked_logps
+from crl_jax.losses.mismatch import Mismatch, mismatch, mismatch_sums, over_parts
 from crl_jax.records import Sum, TrainBatch
 
 Sums = dict[str, Sum]
@@ -137,8 +138,8 @@ def make_train_step(
     (``placement.state_shardings``) and the sums replicated. ``label`` names the operations in a profiler trace.
 
     Sums, over trained tokens unless said otherwise: ``loss`` (count of the aggregation), ``ratio``, ``clip_fraction``,
-    ``kl_behaviour`` (k3 estimate of KL(behaviour || policy), nats; meaningless for ``supervised``), ``entropy`` (nats),
-    ``advantage_abs``; per step: ``grad_norm`` (final gradient, before clipping), ``tokens``, ``refused``. A refused step empties all
+    ``kl_behaviour`` (k3 estimate of KL(behaviour || policy), nats), ``logp_gap`` and ``ess`` (``losses.mismatch``; all three
+    meaningless for ``supervised``), ``entropy`` (nats), ``advantage_abs``; per step: ``logp_gap_max`` (nats), ``grad_norm`` (final gradient, before clipping), ``tokens``, ``refused``. A refused step empties all
     of them but ``tokens`` and ``refused``, so that its NaNs do not spoil running totals.
     Raises ValueError when ``microbatches`` does not divide the rows (at the first call).
     """
@@ -152,7 +153,7 @@ def make_train_step(
     logit_bytes = LOGIT_BYTES if mesh is None else logit_bytes_on(mesh)
     table = None if allowed is None else jnp.asarray(allowed)
 
-    def loss_of(params: Any, batch: TrainBatch, denominator: Array) -> tuple[Array, Sums]:
+    def loss_of(params: Any, batch: TrainBatch, denominator: Array) -> tuple[Array, tuple[Sums, Mismatch]]:
         scores = score_tokens(
             network,
             model_config,
@@ -174,15 +175,16 @@ def make_train_step(
             "entropy": masked_sum(scores.entropy, batch.mask),
             "advantage_abs": masked_sum(jnp.abs(batch.advantages), batch.mask),
         }
-        return total.total / denominator, jax.lax.stop_gradient(sums)
+        apart = mismatch(scores.logps, batch.behaviour_logps, batch.mask)
+        return total.total / denominator, jax.lax.stop_gradient((sums, apart))
 
     @jax.named_scope(label)
     def step(state: LearnerState, batch: TrainBatch) -> tuple[LearnerState, Sums]:
         count = aggregate_count(batch.mask, objective.aggregation)
-        loss, sums, grads = _accumulate(loss_of, state.params, batch, jnp.maximum(count, 1), microbatches)
+        loss, (sums, apart), grads = _accumulate(loss_of, state.params, batch, jnp.maximum(count, 1), microbatches)
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(loss) & jnp.isfinite(norm) & (count > 0)
-        sums["grad_norm"] = Sum(norm, jnp.ones((), jnp.int32))
+        sums |= mismatch_sums(apart) | {"grad_norm": Sum(norm, jnp.ones((), jnp.int32))}
         sums = {name: Sum(*(jnp.where(good, part, jnp.zeros_like(part)) for part in value)) for name, value in sums.items()}
         sums["tokens"] = Sum(jnp.sum(batch.mask), jnp.ones((), jnp.int32))
         sums["refused"] = Sum(1 - good.astype(jnp.int32), jnp.ones((), jnp.int32))
@@ -195,20 +197,24 @@ def make_train_step(
 
 
 def _accumulate(
-    loss_of: Callable[[Any, TrainBatch, Array], tuple[Array, Sums]], params: Any, batch: TrainBatch, denominator: Array, microbatches: int
-) -> tuple[Array, Sums, Any]:
+    loss_of: Callable[[Any, TrainBatch, Array], tuple[Array, tuple[Sums, Mismatch]]],
+    params: Any,
+    batch: TrainBatch,
+    denominator: Array,
+    microbatches: int,
+) -> tuple[Array, tuple[Sums, Mismatch], Any]:
     """Loss, sums and float32 gradient of the whole batch, one micro-batch in memory at a time."""
     value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
     if microbatches == 1:
-        (loss, sums), grads = value_and_grad(params, batch, denominator)
-        return loss, sums, jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
+        (loss, measured), grads = value_and_grad(params, batch, denominator)
+        return loss, measured, jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
     rows = batch.tokens.shape[0]
     if rows % microbatches:
         raise ValueError(f"{microbatches} micro-batches do not divide {rows} rows: choose row buckets that are multiples of `microbatches`")
 
-    def body(grads: Any, part: TrainBatch) -> tuple[Any, tuple[Array, Sums]]:
-        (loss, sums), new = value_and_grad(params, part, denominator)
-        return jax.tree.map(lambda total, grad: total + grad.astype(jnp.float32), grads, new), (loss, sums)
+    def body(grads: Any, part: TrainBatch) -> tuple[Any, tuple[Array, tuple[Sums, Mismatch]]]:
+        (loss, measured), new = value_and_grad(params, part, denominator)
+        return jax.tree.map(lambda total, grad: total + grad.astype(jnp.float32), grads, new), (loss, measured)
 
     # micro-batch m takes rows m, m + M, ...: rows stay on their own data shard, where a contiguous split would move them
     # (a packed row takes its sequences along)
@@ -218,8 +224,8 @@ def _accumulate(
 
     parts = jax.tree.map(split, batch)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-    grads, (losses, sums) = jax.lax.scan(body, zeros, parts)
-    return jnp.sum(losses), jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums), grads
+    grads, (losses, (sums, apart)) = jax.lax.scan(body, zeros, parts)
+    return jnp.sum(losses), (jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums), over_parts(apart)), grads
 
 
 def _apply(optimizer: optax.GradientTransformation, state: LearnerState, grads: Any, good: Array) -> LearnerState:

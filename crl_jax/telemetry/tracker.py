@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from crl_jax.errors import UserError
 from crl_jax.records import Sum
+from crl_jax.telemetry.histogram import Histogram
 
-Scalar = float | int | Sum
+Scalar = float | int | Sum | Histogram
 
 
 class MetricsError(UserError, ValueError):
@@ -30,7 +31,8 @@ class Tracker(Protocol):
     """A sink for metrics."""
 
     def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
-        """Records the numbers of one step. A Sum is recorded as its mean; a Sum of count 0 is left out."""
+        """Records the numbers of one step. A Sum is recorded as its mean; a Sum of count 0 is left out. A Histogram ``lag`` is
+        recorded as ``lag/0``, ``lag/1`` ... (``telemetry.histogram``); one that counted nothing is left out."""
         ...
 
     def text(self, step: int, tag: str, text: str) -> None:
@@ -102,9 +104,12 @@ class TensorBoardTracker:
         self._closed = False
 
     def log(self, step: int, metrics: Mapping[str, Scalar]) -> None:
-        """One scalar per metric."""
+        """One scalar per metric; a Histogram also as TensorBoard's own kind, in unit steps."""
         for key, value in displayed(metrics).items():
             self._writer.add_scalar(key, value, step)  # pyright: ignore[reportUnknownMemberType]
+        for key, value in metrics.items():
+            if isinstance(value, Histogram) and value.counts:
+                self._writer.add_histogram_raw(key, global_step=step, **_raw(value))  # pyright: ignore[reportUnknownMemberType]
         self._writer.flush()
 
     def text(self, step: int, tag: str, text: str) -> None:
@@ -163,13 +168,15 @@ def open_trackers(run_dir: pathlib.Path, *, jsonl: bool = True, tensorboard: boo
 
 
 def displayed(metrics: Mapping[str, Scalar]) -> dict[str, float]:
-    """Metrics as plain floats: means of Sums, without the Sums nothing was counted in."""
+    """Metrics as plain floats: means of Sums and the ranges of Histograms, without those nothing was counted in."""
     numbers: dict[str, float] = {}
     for key, value in metrics.items():
         if isinstance(value, Sum):
             if float(value.count) == 0:
                 continue
             numbers[key] = value.mean()
+        elif isinstance(value, Histogram):
+            numbers |= {f"{key}/{name}": float(count) for name, count in value.shown().items()}
         else:
             numbers[key] = float(value)
     return numbers
@@ -191,6 +198,21 @@ def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
             raise MetricsError(f"{path}:{number} is no metrics line: {line[:60]!r}; remove the line, the rest is kept") from None
         rows.append({k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in row.items()} if isinstance(row, dict) else {})
     return rows
+
+
+def _raw(histogram: Histogram) -> dict[str, Any]:
+    """As TensorBoard stores it: one bucket per whole number, from one below the smallest value to the largest."""
+    counts = histogram.counts
+    values = range(min(counts) - 1, max(counts) + 1)  # it wants a bucket below what was seen
+    return {
+        "min": float(min(counts)),
+        "max": float(max(counts)),
+        "num": float(sum(counts.values())),
+        "sum": float(sum(value * n for value, n in counts.items())),
+        "sum_squares": float(sum(value * value * n for value, n in counts.items())),
+        "bucket_limits": [value + 0.5 for value in values],
+        "bucket_counts": [float(counts.get(value, 0)) for value in values],
+    }
 
 
 def _json_number(value: float) -> float | str:

@@ -138,6 +138,9 @@ def test_sums_by_hand(steps: dict) -> None:
     assert int(sums["tokens"].total) == int(sums["ratio"].count) == tokens
     assert sums["ratio"].mean() == pytest.approx(ratio.mean(), rel=1e-5)
     assert sums["kl_behaviour"].mean() == pytest.approx((ratio - 1 - log_ratio).mean(), rel=1e-5)
+    assert sums["logp_gap"].mean() == pytest.approx(np.abs(log_ratio).mean(), rel=1e-5)
+    assert sums["logp_gap_max"].mean() == pytest.approx(np.abs(log_ratio).max(), rel=1e-5)
+    assert sums["ess"].mean() == pytest.approx(ratio.sum() ** 2 / (ratio**2).sum() / tokens, rel=1e-5)
     assert sums["clip_fraction"].mean() == pytest.approx(np.mean(((ratio > 1.2) & (adv > 0)) | ((ratio < 0.8) & (adv < 0))))
     assert sums["advantage_abs"].mean() == pytest.approx(np.abs(adv).mean(), rel=1e-5)
     assert sums["entropy"].mean() == pytest.approx(np.asarray(scores.entropy)[mask].mean(), rel=1e-5)
@@ -184,6 +187,8 @@ def test_M05_L02_a_non_finite_step_changes_nothing_and_the_next_one_is_applied(s
     close((refused.params, refused.opt_state), (before.params, before.opt_state), atol=0.0)
     assert (int(refused.step), int(refused.skipped), int(refused.skipped_in_row)) == (1, 1, 1)
     assert (float(sums["refused"].total), float(sums["loss"].total), int(sums["loss"].count)) == (1.0, 0.0, 0)
+    for name in ("logp_gap", "logp_gap_max", "ess"):
+        assert (float(sums[name].total), int(sums[name].count)) == (0.0, 0), name
 
     applied, _ = steps[1](refused, batch(1))
     expected, _ = steps[1](steps[1](fresh(), batch())[0], batch(1))

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from crl_jax.records import Sum
+from crl_jax.telemetry.histogram import Histogram
 from crl_jax.telemetry.tracker import JsonlTracker, open_trackers, read_jsonl
 
 
@@ -60,3 +61,22 @@ def test_nan_survives_as_valid_json(tmp_path: pathlib.Path) -> None:
     (row,) = read_jsonl(tmp_path / "m.jsonl")
     assert row["loss"] != row["loss"]
     assert row["x"] == float("-inf")
+
+
+def test_a_histogram_is_shown_by_ranges_in_both_trackers(tmp_path: pathlib.Path) -> None:
+    lags = Histogram.of([0, 0, 1, 5]) + Histogram.of([5, 7, 40])
+    assert lags == Histogram({0: 2, 1: 1, 5: 2, 7: 1, 40: 1})
+    tracker = open_trackers(tmp_path)
+    tracker.log(1, {"lag/episodes": lags, "lag/none": Histogram.of([])})
+    tracker.close()
+    (row,) = read_jsonl(tmp_path / "metrics.jsonl")
+    expected = {"0": 2, "1": 1, "2": 0, "3": 0, "4_7": 3, "8_15": 0, "16_up": 1}
+    assert row == {"step": 1, "kind": "metrics"} | {f"lag/episodes/{name}": count for name, count in expected.items()}
+
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader", reason="TensorBoard reads what was written")
+    (events,) = (tmp_path / "tensorboard").glob("events*")
+    values = [v for event in loader.LegacyEventFileLoader(str(events)).Load() for v in event.summary.value]
+    assert {v.tag: v.simple_value for v in values if v.HasField("simple_value")} == {f"lag/episodes/{n}": c for n, c in expected.items()}
+    (histo,) = (v.histo for v in values if v.HasField("histo"))
+    assert (histo.num, histo.sum, histo.min, histo.max) == (7, 58, 0, 40)
+    assert {limit - 0.5: n for limit, n in zip(histo.bucket_limit, histo.bucket, strict=True) if n} == {0: 2, 1: 1, 5: 2, 7: 1, 40: 1}
