@@ -22,6 +22,7 @@ from crl_jax.bank_tools import commands as bank_commands
 from crl_jax.benchmarks import SCRIPTS
 from crl_jax.env_tools import commands as env_commands
 from crl_jax.serve_bank_command import add_serve
+from crl_jax.simulate.commands import add_arguments as add_simulate
 
 if TYPE_CHECKING:
     from crl_jax.config import Config
@@ -113,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
     aot.add_argument("--topology", required=True, help="CHIP:SHAPE, e.g. v5p:4x4x4 or v5e:8x16; 2*v5e:4x4 for two slices")
     aot.add_argument("--only", default="", help="comma-separated programs, e.g. actor.step,decode")
     aot.add_argument("--json", type=pathlib.Path, help="also write the result object here")
+    add_simulate(_command(commands, "simulate", _simulate, "show who would wait for whom in a run's schedule, at 8 to 4,096 environments"))
     bench = _command(commands, "bench", _bench, "run a benchmark of the source tree")
     bench.add_argument("name", choices=tuple(SCRIPTS), help="; ".join(f"{name}: {measures}" for name, (_, measures) in SCRIPTS.items()))
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the benchmark; --help shows them")
@@ -258,6 +260,10 @@ def _aot(args: argparse.Namespace) -> int:
     only = [word for word in args.only.split(",") if word]
     report = importlib.import_module("crl_jax.aot.report")
     return report.main(_load(args), args.config, args.topology, only=only, json_path=args.json)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    return importlib.import_module("crl_jax.simulate.commands").simulate(args)
 
 
 def _bench(args: argparse.Namespace) -> int:

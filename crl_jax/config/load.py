@@ -12,7 +12,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 
@@ -20,7 +20,9 @@ from crl_jax.config.check import check
 from crl_jax.config.parse import ConfigError, Leaf, Tree, build, merge
 from crl_jax.config.schema import Config
 
-__all__ = ["ConfigError", "load", "parse_text", "to_yaml"]
+__all__ = ["ConfigError", "load", "load_as", "parse_text", "to_yaml"]
+
+T = TypeVar("T")
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,6 +41,17 @@ def load(path: str | pathlib.Path | None = None, overrides: Sequence[str] = ()) 
     """
     tree = {} if path is None else _read(pathlib.Path(path), ())
     return _finish(tree, overrides)
+
+
+def load_as(kind: type[T], path: pathlib.Path | None = None, overrides: Sequence[str] = (), *, start: T | None = None) -> T:
+    """The same for a file that describes something else: an instance of the dataclass ``kind``, whose own checks apply. What neither the
+    file nor an override says is as in ``start`` (None: the defaults). Raises ConfigError."""
+    tree = {} if start is None else _leaves(dataclasses.asdict(cast(Any, start)))
+    if path is not None:
+        tree = merge(tree, _read(path, ()))
+    for override in overrides:
+        tree = merge(tree, _override(override))
+    return build(kind, tree)
 
 
 def parse_text(text: str, overrides: Sequence[str] = (), name: str = "<text>") -> Config:
@@ -138,6 +151,10 @@ def _override(text: str) -> Tree:
     for key in reversed(keys):
         node = {key: node}
     return node
+
+
+def _leaves(values: dict[str, Any]) -> Tree:
+    return {k: _leaves(cast("dict[str, Any]", v)) if isinstance(v, dict) else Leaf(v, "start") for k, v in values.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -139,8 +139,9 @@ def make_train_step(
 
     Sums, over trained tokens unless said otherwise: ``loss`` (count of the aggregation), ``ratio``, ``clip_fraction``,
     ``kl_behaviour`` (k3 estimate of KL(behaviour || policy), nats), ``logp_gap`` and ``ess`` (``losses.mismatch``; all three
-    meaningless for ``supervised``), ``entropy`` (nats), ``advantage_abs``; per step: ``logp_gap_max`` (nats), ``grad_norm`` (final gradient, before clipping), ``tokens``, ``refused``. A refused step empties all
-    of them but ``tokens`` and ``refused``, so that its NaNs do not spoil running totals.
+    meaningless for ``supervised``), ``entropy`` (nats), ``advantage_abs``; per step: ``logp_gap_max`` (nats), ``grad_norm`` (final
+    gradient, before clipping), ``tokens``, ``refused``. A refused step empties all of them but ``tokens`` and ``refused``, so that its
+    NaNs do not spoil running totals.
     Raises ValueError when ``microbatches`` does not divide the rows (at the first call).
     """
     if (mesh is None) != (shardings is None):
