@@ -1,11 +1,11 @@
 """A run's schedule, played in simulated time: the order of ``train``, ``rollout.collector`` and ``extractor_learner`` with durations in the
 place of models.
 
-    take the batch of this step; admit batches up to max_lag ahead; count and distil its episodes; update the actor; publish;
+    admit batches up to max_lag ahead; take the batch of this step; count and distil its episodes; update the actor; publish;
     begin the extractor's updates (in turn: end them); evaluate; save
 
-Owns: ``simulate``. Promises: a function of the workload; batches are taken in order, none is admitted more than ``max_lag`` ahead; the
-extractor's evidence goes through the training buffer of real runs. Does not: learn, or say how long anything takes (``workload``).
+Owns: ``simulate``. Promises: a function of the workload; admission of batches and the buffer of the extractor's evidence are those of real
+runs. Does not: learn, or say how long anything takes (``workload``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from crl_jax.experience.buffer import TrainingBuffer
+from crl_jax.rollout.admission import Admission
 from crl_jax.simulate.clock import Clock, Event, Meter, Process, Work, all_of
 from crl_jax.simulate.outcome import Outcome
 from crl_jax.simulate.resources import Places, Sampler
@@ -48,8 +49,7 @@ class _Run:
         self.batches, self.playing, self.evaluating = Meter(clock), Meter(clock), Meter(clock)
         self.queue, self.distilling = Places(clock, 4 * w.environments), Places(clock, w.concurrency)
         self.version, self.taught = 0, 0  # weights of the actor and of the extractor
-        self.admitted: dict[int, Event] = {}
-        self.next = 0
+        self.admission = Admission[Event](self.begin, _itself, first=0, end=w.steps, ahead=w.max_lag)
         self.buffer = TrainingBuffer(batch_size=w.extractor_batch, capacity=w.buffer_capacity, max_age_steps=w.max_age_steps)
         self.born: dict[str, int] = {}  # generation -> the extractor's version
         self.distilled: dict[int, bool] = {}  # submitted and not settled: None, or whether it left an entry
@@ -69,9 +69,7 @@ class _Run:
         for step in range(w.steps):
             last = step + 1 == w.steps
             with spans("collect"):
-                self.admit(step + 1)
-                episodes = yield self.admitted.pop(step)
-            self.admit(step + 1 + w.max_lag)
+                episodes = yield self.admission.take(step)
             self.measure(episodes)
             with spans("bank"):
                 yield from self.feed(episodes, step)
@@ -92,12 +90,6 @@ class _Run:
             yield w.other_s
             self.ends.append(self.clock.now)
 
-    def admit(self, end: int) -> None:
-        """As ``_Admission.admit_before``."""
-        while self.next < min(end, self.w.steps):
-            self.admitted[self.next] = self.clock.start(self.collect(self.next))
-            self.next += 1
-
     def measure(self, episodes: list[_Episode]) -> None:
         """The batch's lags, before the update it is for."""
         self.lags.append(Histogram.of(self.version - episode.version for episode in episodes))
@@ -112,6 +104,10 @@ class _Run:
         self.evaluating.change(-1)
 
     # ------------------------------------------------------------------------------------------------------------ the rollout
+
+    def begin(self, step: int) -> Any:
+        """Starts the batch of ``step``."""
+        return self.clock.start(self.collect(step))
 
     def collect(self, step: int) -> Process:
         """A whole batch at once, as ``Collector.groups``."""
@@ -248,3 +244,9 @@ class _Run:
                 "dropped_capacity": self.buffer.counts["dropped_capacity"],
             },
         )
+
+
+def _itself(batch: Any, step: int) -> Event:
+    """What ``Admission`` hands over: the trainer waits for it, in simulated time."""
+    del step
+    return batch

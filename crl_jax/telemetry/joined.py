@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crl_jax.records import Sum
+from crl_jax.telemetry.histogram import Histogram
 
 _OF_FIRST = re.compile(r"bank/.*|publish/.*|\w+/(version|updates)|serve/\w+/version|host/.*|step_s")
 _LARGEST = re.compile(r".*/max|rollout/collect_s|device/.*")
 
 
 def pack_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """``row`` as JSON holds it: a Sum as the list of its two parts."""
-    return {name: [float(v.total), float(v.count)] if isinstance(v, Sum) else float(v) for name, v in row.items()}
+    """``row`` as JSON holds it: a Sum as the list of its two parts, a Histogram as its counts by value."""
+    return {name: _packed(value) for name, value in row.items()}
 
 
 def join_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -28,8 +29,19 @@ def join_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [row[name] for row in rows if name in row]
         if isinstance(values[0], list):
             joined[name] = Sum(*(sum(parts) for parts in zip(*values, strict=True)))
+        elif isinstance(values[0], dict):
+            counts = (Histogram({int(value): n for value, n in packed.items()}) for packed in values)
+            joined[name] = sum(counts, Histogram({}))
         elif _OF_FIRST.fullmatch(name):
             joined[name] = values[0]
         else:
             joined[name] = max(values) if _LARGEST.fullmatch(name) else sum(values)
     return joined
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, Sum):
+        return [float(value.total), float(value.count)]
+    if isinstance(value, Histogram):
+        return {str(of): int(n) for of, n in value.counts.items()}
+    return float(value)

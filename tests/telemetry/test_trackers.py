@@ -7,6 +7,7 @@ import pytest
 
 from crl_jax.records import Sum
 from crl_jax.telemetry.histogram import Histogram
+from crl_jax.telemetry.joined import join_rows, pack_row
 from crl_jax.telemetry.tracker import JsonlTracker, open_trackers, read_jsonl
 
 
@@ -80,3 +81,9 @@ def test_a_histogram_is_shown_by_ranges_in_both_trackers(tmp_path: pathlib.Path)
     (histo,) = (v.histo for v in values if v.HasField("histo"))
     assert (histo.num, histo.sum, histo.min, histo.max) == (7, 58, 0, 40)
     assert {limit - 0.5: n for limit, n in zip(histo.bucket_limit, histo.bucket, strict=True) if n} == {0: 2, 1: 1, 5: 2, 7: 1, 40: 1}
+
+
+def test_histograms_of_several_processes_are_one() -> None:
+    rows = [{"lag/episodes": Histogram.of([0, 1])}, {"lag/episodes": Histogram.of([1, 9])}, {"lag/episodes": Histogram.of([])}]
+    packed = [json.loads(json.dumps(pack_row(row))) for row in rows]
+    assert join_rows(packed) == {"lag/episodes": Histogram({0: 1, 1: 2, 9: 1})}
