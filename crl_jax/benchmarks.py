@@ -32,6 +32,10 @@ SCRIPTS = {
         "local_pod.py",
         "two jobs of two processes and a bank on this machine, undisturbed and with a process of each job killed",
     ),
+    "schedule": (
+        "bench_schedule.py",
+        "the simulated schedule against two small real runs: seconds per step and lags, and 8 to 4,096 environments",
+    ),
     "gpu": ("bench_gpu.py", "the update on an NVIDIA GPU: model FLOPs utilisation"),
 }
 
