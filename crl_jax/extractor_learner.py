@@ -107,13 +107,15 @@ def learn_from(
     """One update on ``evidence``: what it measured, and the weight of each sample. Of several processes, each with all of the evidence,
     one computes those in ``mine``: advantages are over the whole batch.
     """
-    samples, weights = extractor_samples(evidence, step=step, alpha=loss.alpha, cooldown_steps=loss.cooldown_steps)
+    limits: dict[str, Any] = {"cooldown_steps": loss.cooldown_steps, "max_lag": loss.max_lag, "version": extractor.version}
+    samples, weights = extractor_samples(evidence, step=step, alpha=loss.alpha, **limits)
     lags = [extractor.version - sample.generation.versions[0] for sample in evidence]
     found: Sums = extractor.update(samples[mine]) | {
         "reward": Sum(sum(sample.reward for sample in evidence), len(evidence)),
         "weight": Sum(sum(weights), len(weights)),
         "lag": Sum(sum(lags), len(lags)),
         "lags": Histogram.of(lags),
+        "stale": Sum(sum(lag > loss.max_lag for lag in lags) if loss.max_lag is not None else 0, len(lags)),
     }
     return found, weights
 

@@ -8,6 +8,7 @@ import pytest
 from crl_jax.experience.buffer import Sample
 from crl_jax.extractor_learner import ExtractorLearner
 from crl_jax.records import Generation, GenerationKind, Sum
+from crl_jax.telemetry.histogram import Histogram
 
 
 def sample(name):
@@ -34,10 +35,10 @@ class ToyRole:
         self.done.append("publish")
 
 
-def toy_run(batches, *, sync, deadline_s=10.0, trains=True):
+def toy_run(batches, *, sync, deadline_s=10.0, trains=True, max_lag=None):
     done: list[str] = []
     waiting = [[sample(f"g{i}")] * 2 for i in range(batches)]
-    loss = types.SimpleNamespace(alpha=0.5, cooldown_steps=1)
+    loss = types.SimpleNamespace(alpha=0.5, cooldown_steps=1, max_lag=max_lag)
     config = types.SimpleNamespace(run=types.SimpleNamespace(sync=sync), extractor=types.SimpleNamespace(loss=loss))
     return types.SimpleNamespace(
         config=config,
@@ -57,7 +58,15 @@ def test_in_turn_every_full_batch_is_learned_before_the_step_returns():
         assert run.done == ["update 2", "record", "publish"] * 2
         found = learner.metrics()
     assert (found["extractor/loss"], found["extractor/version"], found["extractor/lag"]) == (Sum(4.0, 2.0), 5, Sum(2 * 2 + 2 * 3, 4))
+    assert (found["extractor/lags"], found["extractor/stale"]) == (Histogram({2: 2, 3: 2}), Sum(0, 4))
     assert "extractor/loss" not in learner.metrics()
+
+
+def test_generations_beyond_the_bound_in_versions_are_counted():
+    run = toy_run(2, sync=True, max_lag=2)
+    with ExtractorLearner(run) as learner:
+        learner.step(0)
+        assert learner.metrics()["extractor/stale"] == Sum(2, 4), "the second batch is learned by version 4, three after its own"
 
 
 def test_beside_the_actor_a_step_does_not_wait_and_the_metrics_come_later():

@@ -302,6 +302,11 @@ def _extractor(c: Config) -> Found:
         yield "extractor.max_age_steps", f"must be 1 or more, got {e.max_age_steps}"
     if e.loss.alpha < 0 or e.loss.cooldown_steps < 0:
         yield "extractor.loss", "alpha and cooldown_steps must be 0 or more"
+    if e.loss.max_lag is not None and e.loss.max_lag < 1:
+        yield (
+            "extractor.loss.max_lag",
+            f"lessons are read after they were written, so {e.loss.max_lag} teaches nothing: use 1 or more, or null",
+        )
 
 
 def _bank_server(c: Config) -> Found:

@@ -70,6 +70,7 @@ class ExtractorLossConfig:
     aggregate: Aggregate = "token_mean"
     alpha: float = 0.5
     cooldown_steps: int = 1  # a generation trained less than this many steps ago has weight 0
+    max_lag: int | None = None  # a generation of weights more than this many versions old has weight 0; null = no bound
 
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")

@@ -41,8 +41,11 @@ def success_rate(episodes: Sequence[Episode], condition: Condition | None = None
     return sum(e.success for e in scored), len(scored)
 
 
-def extractor_samples(evidence: Sequence[Sample], *, step: int, alpha: float, cooldown_steps: int) -> tuple[list[TrainSample], list[float]]:
-    """Training samples of one extractor batch, and their weights of Eq. 7.
+def extractor_samples(
+    evidence: Sequence[Sample], *, step: int, alpha: float, cooldown_steps: int, version: int = 0, max_lag: int | None = None
+) -> tuple[list[TrainSample], list[float]]:
+    """Training samples of one extractor batch, and their weights of Eq. 7; 0 for what weights more than ``max_lag`` before ``version``
+    wrote.
 
     ``evidence``: the generations popped from the buffer with their mean reward, in [-1, 1] without the options of `experience.reward`.
     Weights multiply the advantages after centring.
@@ -56,6 +59,8 @@ def extractor_samples(evidence: Sequence[Sample], *, step: int, alpha: float, co
         alpha=alpha,
         cooldown=cooldown_steps,
     )
+    if max_lag is not None:
+        weights *= [version - sample.generation.versions[0] <= max_lag for sample in evidence]
     samples = [TrainSample(generation_log(s.generation), float(a * w)) for s, a, w in zip(evidence, advantages, weights, strict=True)]
     return samples, [float(w) for w in weights]
 

@@ -52,6 +52,7 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("actor.microbatches=3", "does not divide the 128 episodes", id="actor-microbatches"),
         pytest.param("extractor.microbatches=3", "does not divide batch_size 64", id="extractor-microbatches"),
         pytest.param("extractor.buffer_capacity=8", "can never hold a batch of 64", id="buffer"),
+        pytest.param("extractor.loss.max_lag=0", "use 1 or more, or null", id="extractor's lag"),
         pytest.param("run.name=../../x", "must stay inside run.dir", id="Z06-parent"),
         pytest.param("run.name=/etc/x", "must stay inside run.dir", id="Z06-absolute"),
         pytest.param("run.name=a/../../b", "must stay inside run.dir", id="Z06-inner"),

@@ -122,6 +122,17 @@ def test_extractor_advantage_is_centred_then_weighted_and_behaviour_logps_are_ke
     assert log.versions[log.loss_mask].tolist() == [5, 5]
 
 
+def test_generations_beyond_the_bound_stay_in_the_mean_and_teach_nothing():
+    """Of version 5, in a batch that version 7 learns from: two versions old."""
+    evidence = [_evidence(0, 1.0), _evidence(1, -1.0), _evidence(2, 1.0)]
+    evidence[2] = evidence[2]._replace(generation=dataclasses.replace(evidence[2].generation, versions=(6, 7)))
+    within = extractor_samples(evidence, step=0, alpha=0.5, cooldown_steps=0, version=7, max_lag=2)
+    samples, weights = extractor_samples(evidence, step=0, alpha=0.5, cooldown_steps=0, version=7, max_lag=1)
+    assert (within[1], weights) == ([1.0, 1.0, 1.0], [0.0, 0.0, 1.0])
+    assert np.allclose([s.advantage for s in within[0]], [2 / 3, -4 / 3, 2 / 3])
+    assert np.allclose([s.advantage for s in samples], [0.0, 0.0, 2 / 3])
+
+
 def test_records_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         _log().ids = np.zeros(1)
