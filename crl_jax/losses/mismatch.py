@@ -51,6 +51,6 @@ def mismatch_sums(parts: Mismatch) -> dict[str, Sum]:
     effective = weight * (weight / jnp.where(square > 0, square, 1.0))
     return {
         "logp_gap": parts.gap,
-        "logp_gap_max": Sum(parts.gap_max, jnp.asarray(1)),
+        "logp_gap_max": Sum(parts.gap_max, 1),
         "ess": Sum(effective, parts.weight.count),
     }

@@ -95,7 +95,7 @@ def generation(name):
 def training(cooldown_steps):
     """The parts of a run that the extractor's side of the loop touches, with the loop's own functions over them."""
     buffer = TrainingBuffer(batch_size=2, capacity=8)
-    loss = types.SimpleNamespace(alpha=ALPHA, cooldown_steps=cooldown_steps)
+    loss = types.SimpleNamespace(alpha=ALPHA, cooldown_steps=cooldown_steps, max_lag=None)
 
     async def record_trained(generation_ids, *, step):
         buffer.record_trained(generation_ids, step=step)
