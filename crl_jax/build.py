@@ -27,7 +27,7 @@ from crl_jax.experience.buffer import TrainingBuffer
 from crl_jax.experience.extractor import ExtractorPrompts
 from crl_jax.experience.index import ExactIndex, Index
 from crl_jax.experience.manager import ExperienceManager
-from crl_jax.experience.manager_options import CLOSE_S, LOAD_S, ManagerOptions
+from crl_jax.experience.manager_options import IO_S, LOAD_S, ManagerOptions
 from crl_jax.experience.protocols import Completer, Words
 from crl_jax.experience.reader import Routing
 from crl_jax.experience.reward import RewardRule
@@ -53,6 +53,7 @@ from crl_jax.rollout.shell import Shell
 from crl_jax.rollout.tasks import Goal
 from crl_jax.run import Run
 from crl_jax.run_bank import LocalBank, RunBank, own_bank, shared_bank
+from crl_jax.run_closing import at_end, close_bank
 from crl_jax.run_files import BANK_FILE
 from crl_jax.seeds import derive_seed
 from crl_jax.serving.constraint import ActionTrie
@@ -89,7 +90,8 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False, job: Job 
         lookup.check_actions(config, goals, actor_codec)
         trie = action_trie(config, goals, actor_codec) if config.env.constrained else None
         saver, trackers, profiler = open_outputs(config, folder, job, stack, quiet=read_only)
-        shell = stack.enter_context(Shell())
+        shell = Shell()
+        at_end(stack, "the event loop", shell.close)
         actor = open_role(config, "actor", parts["actor"], trie, shell, stack, job.processes)
         extractor, manager = None, None
         if "extractor" in parts:
@@ -103,7 +105,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False, job: Job 
                 stack.callback(store.close)
                 own = manager_of(config, store, lessons, extractor.sampler, parts["extractor"].codec)
                 shell.call(own.start(), LOAD_S + 60, "opening the experience bank")
-                stack.callback(close_bank, shell, own)
+                at_end(stack, "the bank", lambda: close_bank(shell, own, config.run.collect_timeout_s))
                 manager = LocalBank(own)
         pool = Pools(
             workers=max(1, config.env.workers),
@@ -113,7 +115,7 @@ def open_run(config: Config, *, resume: bool, read_only: bool = False, job: Job 
             worker_memory_mib=config.env.worker_memory_mib,
         )
         shell.call(pool.__aenter__(), 120.0, "starting the environment workers")
-        stack.callback(lambda: shell.call(pool.close(), 30.0, "stopping the environment workers"))
+        at_end(stack, "environments", lambda: shell.finish(pool.close(), 30.0, "stopping the environment workers"))
         settings = CollectSettings(
             group_size=config.run.group_size,
             guided=round(config.run.guided_fraction * config.run.group_size),
@@ -138,17 +140,12 @@ def open_outputs(
     run, sinks, best, first = config.run, config.telemetry, config.run.keep_best, job.processes.first
     keep = Keep(run.keep_last, best.count if best.metric else 0, best.metric, best.lowest)
     saver = Saver(folder / "checkpoints", keep, processes=job.processes, wait_s=run.collect_timeout_s)
-    stack.callback(saver.wait, SAVED_WITHIN_S)
-    trackers = open_trackers(folder, jsonl=sinks.jsonl and first and not quiet, tensorboard=sinks.tensorboard and first and not quiet)
-    stack.callback(trackers.close)
+    at_end(stack, "the checkpoint", lambda: saver.end(SAVED_WITHIN_S))
+    here = first and not quiet
+    trackers = open_trackers(folder, jsonl=sinks.jsonl and here, tensorboard=sinks.tensorboard and here, wait_s=run.collect_timeout_s)
+    at_end(stack, "the metrics", trackers.close)
     traces = folder / "tensorboard" if first else folder / "tensorboard" / f"process_{job.processes.index}"
     return saver, trackers, stack.enter_context(ProfilerWindow.of(traces, sinks, quiet=quiet))
-
-
-def close_bank(shell: Shell, manager: ExperienceManager) -> None:
-    """Ends the bank of a run; episodes that were not distilled in time are named in a warning (the bank's counts end with it)."""
-    if lost := shell.call(manager.aclose(), CLOSE_S + 60, "closing the experience bank"):
-        warnings.warn(f"the run ended before {lost} of its episodes were distilled: they teach nothing", RuntimeWarning, stacklevel=2)
 
 
 def keep_compiled_programs(folder: str) -> None:
@@ -199,7 +196,7 @@ def open_role(
     model, mesh, params = parts.model, parts.mesh, parts.params
     optimizer = optimizer_of(config, name, role)
     sampler, serving = open_sampler(name, role, parts, trie, shell, request_timeout_s=config.run.collect_timeout_s)
-    stack.callback(lambda: shell.call(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
+    at_end(stack, f"the {name}'s sampler", lambda: shell.finish(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
     return Role(
         name,
         model_config=model,
@@ -276,6 +273,9 @@ def manager_of(
             query_max_open=b.query_max_open,
             search_workers=b.search_workers,
             sample_timeout_s=config.run.collect_timeout_s,
+            ask_timeout_s=config.ask.timeout_s,
+            io_timeout_s=min(IO_S, config.run.collect_timeout_s),
+            submit_timeout_s=min(IO_S, config.run.collect_timeout_s),
             seed=derive_seed(config.run.seed, "bank"),
             in_turn=config.run.sync,
             purpose=purpose,

@@ -24,6 +24,7 @@ from crl_jax.experience.recover import open_or_recover
 from crl_jax.experience.store import Store
 from crl_jax.records import Episode, Experience, Usage
 from crl_jax.rollout.shell import Shell
+from crl_jax.run_closing import at_end
 from crl_jax.token_file import read_token
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def shared_bank(config: Config, shell: Shell, stack: contextlib.ExitStack, *, re
         s, token=token, run=s.run or config.run.name, seed=config.run.seed + jax.process_index()
     )  # processes retry at other moments
     remote = shell.call(connecting, s.timeout_s + 5, f"connecting to the bank at {s.url}")
-    stack.callback(lambda: shell.call(remote.aclose(), 30.0, "leaving the bank"))
+    at_end(stack, "the bank", lambda: shell.finish(remote.aclose(), 30.0, "leaving the bank"))
     return SharedBank(remote, read_only=read_only)
 
 

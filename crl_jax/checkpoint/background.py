@@ -40,6 +40,7 @@ class Saver:
         self._keep, self._wait_s, self._write, self._clock = keep, wait_s, write, clock
         self._running: concurrent.futures.Future[None] | None = None
         self._step = 0
+        self._stuck = False
         self.saves = self.waits = 0
         self.wait_s = self.copy_s = self.write_s = 0.0
 
@@ -71,7 +72,7 @@ class Saver:
     def check(self) -> None:
         """Raises the error of a checkpoint that could not be written."""
         if self._running is not None and self._running.done():
-            done, self._running = self._running, None
+            done, self._running, self._stuck = self._running, None, False
             done.result()
 
     def wait(self, deadline_s: float | None = None) -> None:
@@ -82,9 +83,14 @@ class Saver:
         concurrent.futures.wait([self._running], limit)
         self.wait_s += self._clock() - began
         if not self._running.done():
+            self._stuck = True
             late = f"the checkpoint of step {self._step} was not written to {self.root} within {limit:g} s"
             raise TimeoutError(f"{late}: is that disk stuck? Save less often (run.save_every), or on a faster disk (run.dir)")
         self.check()
+
+    def end(self, deadline_s: float) -> None:
+        """`wait` at the end of a run: what has missed a deadline before had its time and is not waited for again."""
+        self.wait(0.0 if self._stuck else deadline_s)
 
     def stats(self) -> dict[str, float]:
         """Sums since the start: checkpoints begun, those that had to wait, and seconds of waiting, of copying and of writing."""

@@ -73,6 +73,7 @@ def _positive(c: Config) -> Found:
         ("run.keep_last", c.run.keep_last),
         ("run.collect_timeout_s", c.run.collect_timeout_s),
         ("env.call_timeout_s", c.env.call_timeout_s),
+        ("ask.timeout_s", c.ask.timeout_s),
         ("bank.capacity", c.bank.capacity),
         ("bank.candidate_multiplier", c.bank.candidate_multiplier),
         ("bank.query_batch", c.bank.query_batch),
@@ -344,6 +345,9 @@ def _bank(c: Config) -> Found:
     yield from _bank_server(c)
     if c.ask.enabled and c.run.method == "baseline":
         yield "ask.enabled", "the baseline has no bank to ask: set ask.enabled=false or another run.method"
+    if c.ask.enabled and c.ask.timeout_s >= c.run.collect_timeout_s:
+        whole = f"the whole batch has run.collect_timeout_s={c.run.collect_timeout_s:g}"
+        yield "ask.timeout_s", f"{c.ask.timeout_s:g} s, but {whole}: an answer that is late must leave it time, so make it shorter"
     if c.ask.enabled and c.env.constrained:
         yield (
             "ask.enabled",

@@ -142,6 +142,7 @@ class AskConfig:
 
     enabled: bool = False
     max_uses: int = 2  # per episode
+    timeout_s: float = 60.0  # of one answer; after it the entry itself is the answer, and counted (bank/ask_fallbacks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class Draft(NamedTuple):
 @dataclasses.dataclass
 class ExtractorCalls:
     """Mutable only through ``counts`` and the tally of long prompts. ``params.seed`` is the base seed; a call that takes longer than
-    ``timeout_s`` is given up and counted."""
+    ``timeout_s`` (a question: ``ask_timeout_s``) is given up and counted."""
 
     sampler: Completer
     render: Render
@@ -46,6 +46,7 @@ class ExtractorCalls:
     max_ops: int
     max_prompt_tokens: int
     timeout_s: float
+    ask_timeout_s: float = 60.0
     too_long_in_row: int = 0  # distillation prompts that did not fit since the last one that did
     longest: tuple[int, int] = (0, 0)  # tokens of the longest of these: without any turn of the episode, and with all of them
 
@@ -102,15 +103,17 @@ class ExtractorCalls:
     async def ask(self, query: str, entry: str, *, step: int, name: str) -> Draft | None:
         """An answer to an actor's question; ``name`` is the episode and the number of its question."""
         ids = self.render(extractor.ask_messages(self.prompts, query=query, entry=entry))
-        return await self._complete(GenerationKind.ASK, ids, step, "ask", name)
+        return await self._complete(GenerationKind.ASK, ids, step, "ask", name, timeout_s=min(self.ask_timeout_s, self.timeout_s))
 
-    async def _complete(self, kind: GenerationKind, ids: Sequence[int], step: int, *seed_parts: int | str) -> Draft | None:
+    async def _complete(
+        self, kind: GenerationKind, ids: Sequence[int], step: int, *seed_parts: int | str, timeout_s: float | None = None
+    ) -> Draft | None:
         if len(ids) > self.max_prompt_tokens:
             self.counts["prompts_too_long"] += 1
             return None
         params = dataclasses.replace(self.params, seed=derive_seed(self.params.seed, *seed_parts))
         try:
-            done = await asyncio.wait_for(self.sampler.complete(ids, params), self.timeout_s)
+            done = await asyncio.wait_for(self.sampler.complete(ids, params), timeout_s or self.timeout_s)
         except TimeoutError:
             self.counts["sample_timeouts"] += 1
             return None

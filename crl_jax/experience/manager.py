@@ -77,6 +77,7 @@ class ExperienceManager:
             options.max_ops,
             options.max_prompt_tokens,
             options.sample_timeout_s,
+            options.ask_timeout_s,
         )
         self._reader = Reader(
             search=self._search,

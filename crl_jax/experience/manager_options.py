@@ -1,6 +1,6 @@
 """The settings of an experience manager.
 
-Owns: ``ManagerOptions`` and the two deadlines that no setting changes. Does not: read a configuration (``bank_settings``).
+Owns: ``ManagerOptions`` and the deadlines that no setting changes. Does not: read a configuration (``bank_settings``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from crl_jax.experience.search import BATCH_LIMIT, SearchService
 from crl_jax.experience.writer import WritePolicy
 from crl_jax.records import SamplingParams
 
+IO_S = 60.0  # the default deadline of one call on the bank's thread, of a search, and of a place in the queue
 LOAD_S, CLOSE_S = 600.0, 180.0  # deadlines: loading (and indexing, perhaps embedding) a bank; the end of an index build at closing
 
 
@@ -50,9 +51,10 @@ class ManagerOptions:
     query_max_open: int = 8192
     search_workers: int = 0  # 0 = one for each core
     cache_size: int = 1000
-    submit_timeout_s: float = 60.0
+    submit_timeout_s: float = IO_S
     sample_timeout_s: float = 600.0
-    io_timeout_s: float = 60.0
+    ask_timeout_s: float = 60.0  # an episode waits for the answer, so shorter than what a batch of episodes may take
+    io_timeout_s: float = IO_S
     seed: int = 0
     in_turn: bool = False  # nothing that is written depends on timing: merges, then distillations in turn (synchronous runs)
     purpose: str = ""  # logged as the reason of what this manager's extractor writes

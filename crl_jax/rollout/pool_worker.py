@@ -189,8 +189,9 @@ class Worker:
                 self._process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
-        self._reader.join()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device: nothing ends it, and nobody waits for it
+                    self._process.wait(_EXIT_S)
+        self._reader.join(_END_S)
         self._pipe.close()
         os.close(self._now)
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -38,7 +38,14 @@ class Shell:
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start ``coroutine`` and return its future at once. Raises the error of any watched task that failed meanwhile."""
-        self.check()
+        try:
+            self.check()
+        except BaseException:
+            coroutine.close()
+            raise
+        return self._start(coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         if not self._thread.is_alive():
             coroutine.close()
             raise ShellClosed("the event loop has stopped; nothing can be started on it")
@@ -66,6 +73,10 @@ class Shell:
         """``wait(start(coroutine))``."""
         return self.wait(self.start(coroutine), deadline_s, what)
 
+    def finish(self, coroutine: Coroutine[Any, Any, T], deadline_s: float, what: str) -> T:
+        """`call` for the end of a part: it runs whatever has failed meanwhile, which `close` raises."""
+        return self.wait(self._start(coroutine), deadline_s, what)
+
     def check(self) -> None:
         """Raise the exception of the first watched task that failed."""
         for future in list(self._watched):
@@ -74,7 +85,7 @@ class Shell:
                 future.result()
 
     def close(self, deadline_s: float = 15.0) -> None:
-        """Cancel what still runs and stop the loop. Safe to call twice."""
+        """Cancel what still runs and stop the loop. Safe to call twice. Raises the error of a watched task that nobody has seen."""
         if not self._thread.is_alive():
             return
         stop = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
@@ -85,6 +96,7 @@ class Shell:
             self._thread.join(deadline_s)
             if not self._thread.is_alive():
                 self._loop.close()
+        self.check()
 
     async def _cancel_all(self) -> None:
         running = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

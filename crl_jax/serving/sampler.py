@@ -102,7 +102,7 @@ class EngineSampler:
     that a burst becomes one dispatch; it does not wait when every open session has a request. ``request_timeout_s`` bounds one generate
     call. With ``drain_timeout_s`` above 0, ``publish`` waits at most so long for the running requests to end, during which no other
     starts, and no request samples from two versions; do not call it in the engine's own thread then. With 0 the weights change in the
-    middle of requests. ``clock`` gives seconds and is used for measuring only, ``role`` is its name in a profiler trace.
+    middle of requests. ``clock`` gives seconds and is used for measuring only; ``role`` is its name in errors and profiler traces.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class EngineSampler:
         clock: Callable[[], float] = time.monotonic,
         role: str = "",
     ) -> None:
+        self._who = f"the {role}'s sampler" if role else "the sampler"
         self.vocab_size = engine.config.vocab_size
         self.max_length = engine.max_length
         self.version = version
@@ -174,7 +175,8 @@ class EngineSampler:
         except (asyncio.CancelledError, TimeoutError) as ended:
             self._inbox.put(lambda: self._scheduler.cancel(session, promise), late_ok=True)  # this request, not another one of the session
             if isinstance(ended, TimeoutError):
-                late = f"no completion within request_timeout_s={self._request_timeout_s:g} s: raise it, or sample fewer tokens"
+                limit = f"request_timeout_s={self._request_timeout_s:g} s"
+                late = f"{self._who}: no completion within {limit}: raise it (run.collect_timeout_s in a run), or sample fewer tokens"
                 raise TimeoutError(late) from ended
             raise
 
@@ -225,7 +227,7 @@ class EngineSampler:
         self._inbox.close(SamplerClosed("the sampler is closed"))
         await asyncio.to_thread(self._thread.join, self._close_timeout_s)
         if self._thread.is_alive():
-            raise TimeoutError(f"the engine thread did not stop within {self._close_timeout_s} s")
+            raise TimeoutError(f"{self._who}: the engine thread did not stop within {self._close_timeout_s} s")
 
     def _run(self) -> None:
         """The engine thread: messages, then one turn, until closed or broken."""
@@ -244,6 +246,7 @@ class EngineSampler:
                 self._inbox.undelivered += resolve(scheduler.done)
             error: Exception = self._inbox.reason or SamplerClosed("the sampler is closed")
         except Exception as broken:  # supervised: every caller gets it, now and later
+            broken.add_note(f"raised in the engine of {self._who}")
             error = broken
             self._inbox.close(broken)
         for message in (*messages, *self._inbox.take()):  # those that came with one that broke the engine, too

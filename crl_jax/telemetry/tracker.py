@@ -8,6 +8,7 @@ Does not: buffer across steps or hide errors: a full disk raises.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
@@ -21,6 +22,7 @@ from crl_jax.records import Sum
 from crl_jax.telemetry.histogram import Histogram
 
 Scalar = float | int | Sum | Histogram
+_TENSORBOARD_QUEUE = 4096  # events; above the metrics of a step, so that a step never waits for room in it
 
 
 class MetricsError(UserError, ValueError):
@@ -89,8 +91,11 @@ class JsonlTracker:
             self._file.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, f"metrics cannot be written: {error.strerror}", str(self._path)) from error
 
 
 class TensorBoardTracker:
@@ -99,7 +104,8 @@ class TensorBoardTracker:
     def __init__(self, folder: pathlib.Path) -> None:
         from tensorboardX import SummaryWriter  # late: 1-3 s of import
 
-        self._open = functools.partial(SummaryWriter, str(folder))
+        self._folder = folder
+        self._open = functools.partial(SummaryWriter, str(folder), max_queue=_TENSORBOARD_QUEUE)
         self._writer = self._open()
         self._closed = False
 
@@ -111,9 +117,11 @@ class TensorBoardTracker:
             if isinstance(value, Histogram) and value.counts:
                 self._writer.add_histogram_raw(key, global_step=step, **_raw(value))  # pyright: ignore[reportUnknownMemberType]
         self._writer.flush()
+        self._check()
 
     def text(self, step: int, tag: str, text: str) -> None:
         """A text panel; the text is shown verbatim."""
+        self._check()
         self._writer.add_text(tag, "    " + text.replace("\n", "\n    "), step)  # pyright: ignore[reportUnknownMemberType]
 
     def rewind(self, steps: int) -> None:
@@ -125,7 +133,15 @@ class TensorBoardTracker:
         """Flushes and closes the event file."""
         if not self._closed:
             self._closed = True
+            self._check()  # closing waits for the library's thread to take what is queued
             self._writer.close()
+
+    def _check(self) -> None:
+        """Raises OSError when the library's thread has ended: of a disk that refuses it says nothing else, and its queue fills up."""
+        files: Any = self._writer.file_writer
+        worker = getattr(getattr(files, "event_writer", None), "_worker", None)
+        if worker is not None and not worker.is_alive():
+            raise OSError(errno.EIO, "TensorBoard cannot write its events (stderr says why): is the disk full?", str(self._folder))
 
 
 class FanOut:
@@ -155,15 +171,18 @@ class FanOut:
             tracker.close()
 
 
-def open_trackers(run_dir: pathlib.Path, *, jsonl: bool = True, tensorboard: bool = True) -> FanOut:
-    """The trackers of a run: ``run_dir/metrics.jsonl`` with ``processes.jsonl``, and ``run_dir/tensorboard``, each if asked for."""
+def open_trackers(run_dir: pathlib.Path, *, jsonl: bool = True, tensorboard: bool = True, wait_s: float = 600.0) -> FanOut:
+    """The trackers of a run: ``run_dir/metrics.jsonl`` with ``processes.jsonl``, and ``run_dir/tensorboard``, each if asked for. One that
+    takes longer than ``wait_s`` for a call raises TimeoutError.
+    """
+    from crl_jax.telemetry.bounded import Bounded  # these need the protocol of this module
+    from crl_jax.telemetry.processes import PROCESSES, ProcessLog
+
     trackers: list[Tracker] = []
     if jsonl:
-        from crl_jax.telemetry.processes import PROCESSES, ProcessLog  # which imports this module
-
-        trackers += [JsonlTracker(run_dir / "metrics.jsonl"), ProcessLog(run_dir / PROCESSES)]
+        trackers += [Bounded(JsonlTracker(run_dir / "metrics.jsonl"), "metrics.jsonl", wait_s), ProcessLog(run_dir / PROCESSES)]
     if tensorboard:
-        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
+        trackers.append(Bounded(TensorBoardTracker(run_dir / "tensorboard"), "tensorboard", wait_s))
     return FanOut(tuple(trackers))
 
 
