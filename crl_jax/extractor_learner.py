@@ -2,8 +2,8 @@
 
 Owns: the order pop evidence, update, record, publish, and the thread.
 Promises: at most one batch is being learned at a time; beside the actor, neither model waits for the other: ``step`` only looks; an error
-of the thread is raised by the next call; after ``settle`` nothing is under way. In turn (a synchronous run) every full batch is learned
-before ``step`` returns.
+of the thread is raised by the next call, and so is an update that takes longer than the run's deadline; after ``settle`` nothing is under
+way; a hung update keeps no process from ending. In turn (a synchronous run) every full batch is learned before ``step`` returns.
 Does not: decide what a batch is (the bank's buffer does) or touch the actor.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from crl_jax.config.roles import ExtractorLossConfig
 from crl_jax.experience.buffer import Sample
+from crl_jax.experience.thread import DaemonThread
 from crl_jax.records import Sum
 from crl_jax.role import Role
 from crl_jax.rollout.assemble import extractor_samples
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from crl_jax.run import Run
 
 Sums = dict[str, Sum | Histogram]
+_END_S = 30.0  # at the end of a run: the longest wait for an update that is under way
 
 
 class ExtractorLearner:
@@ -33,7 +35,8 @@ class ExtractorLearner:
     def __init__(self, run: Run):
         self._run = run
         self._active = run.extractor is not None and run.trains_extractor
-        self._thread = None if run.config.run.sync else concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="extractor-learner")
+        self._thread = None if run.config.run.sync else DaemonThread("extractor-learner")
+        self._since = 0.0  # when what is under way began
         self._under_way: concurrent.futures.Future[Sums] | None = None
         self._sums: Sums = {}
         self._busy_s = 0.0  # of updates that have ended since the last metrics
@@ -47,7 +50,10 @@ class ExtractorLearner:
                 self._add(found)
         elif self._under_way is None or self._under_way.done():
             self.settle()
+            self._since = time.monotonic()
             self._under_way = self._thread.submit(self._all_ready, step)
+        elif time.monotonic() - self._since > self._run.collect_deadline_s:
+            raise self._late()
 
     def settle(self) -> None:
         """Wait until nothing is being learned. Raises what it raised, TimeoutError when it takes too long."""
@@ -59,7 +65,7 @@ class ExtractorLearner:
         except concurrent.futures.TimeoutError:
             if self._under_way.done():
                 raise
-            raise TimeoutError(f"the extractor's update did not end within {deadline_s:.0f} s (raise run.collect_timeout_s)") from None
+            raise self._late() from None
         self._under_way = None
 
     def metrics(self) -> dict[str, Any]:
@@ -76,7 +82,11 @@ class ExtractorLearner:
 
     def __exit__(self, *exc: object) -> None:
         if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread.shutdown()
+            self._thread.join(min(_END_S, self._run.collect_deadline_s))  # one that hangs ends with the process
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"the extractor's update did not end within {self._run.collect_deadline_s:g} s (raise run.collect_timeout_s)")
 
     def _all_ready(self, step: int) -> Sums:
         sums: Sums = {}

@@ -37,7 +37,6 @@ def open_sampler(
     sampler = EngineSampler(
         engine,
         served_params(parts, serving),
-        name=name,
         host_bytes=role.host_cache_mib * 2**20,
         request_timeout_s=request_timeout_s,
         drain_timeout_s=role.publish.drain_timeout_s if role.publish.drain else 0.0,

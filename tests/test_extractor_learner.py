@@ -1,6 +1,7 @@
 """The extractor's updates in turn and beside the actor: order, errors, and nothing under way after ``settle``."""
 
 import threading
+import time
 import types
 
 import pytest
@@ -107,3 +108,15 @@ def test_a_frozen_extractor_learns_nothing():
     with ExtractorLearner(run) as learner:
         learner.step(0)
     assert run.done == []
+
+
+def test_A13_a_hung_update_is_raised_by_a_step_past_the_deadline_and_keeps_nothing_from_ending():
+    run = toy_run(1, sync=False, deadline_s=0.05)
+    run.extractor.gate.clear()
+    with pytest.raises(TimeoutError, match=r"the extractor's update did not end"), ExtractorLearner(run) as learner:
+        for step in range(100):
+            learner.step(step)
+            time.sleep(0.01)
+    left = [thread for thread in threading.enumerate() if thread.name == "extractor-learner"]
+    assert all(thread.daemon for thread in left)
+    run.extractor.gate.set()
