@@ -39,3 +39,5 @@ def close_bank(shell: Shell, manager: ExperienceManager, longest_s: float = DIST
     bank's counts end with it)."""
     if lost := shell.finish(manager.aclose(min(DISTIL_S, longest_s)), CLOSE_S + 60, "closing the experience bank"):
         warnings.warn(f"the run ended before {lost} of its episodes were distilled: they teach nothing", RuntimeWarning, stacklevel=2)
+    if merges := manager.counts["merges_lost"]:
+        warnings.warn(f"the run ended in the middle of {merges} merge(s): the entries stay as they are", RuntimeWarning, stacklevel=2)

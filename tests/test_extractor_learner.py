@@ -113,10 +113,14 @@ def test_a_frozen_extractor_learns_nothing():
 def test_A13_a_hung_update_is_raised_by_a_step_past_the_deadline_and_keeps_nothing_from_ending():
     run = toy_run(1, sync=False, deadline_s=0.05)
     run.extractor.gate.clear()
-    with pytest.raises(TimeoutError, match=r"the extractor's update did not end"), ExtractorLearner(run) as learner:
+
+    def steps(learner):
         for step in range(100):
             learner.step(step)
             time.sleep(0.01)
+
+    with ExtractorLearner(run) as learner, pytest.raises(TimeoutError, match=r"the extractor's update did not end"):
+        steps(learner)
     left = [thread for thread in threading.enumerate() if thread.name == "extractor-learner"]
     assert all(thread.daemon for thread in left)
     run.extractor.gate.set()

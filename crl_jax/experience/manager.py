@@ -169,6 +169,7 @@ class ExperienceManager:
         await self._drained(deadline_s)
         lost = self._pipeline.stop()
         self.counts["lost"] += lost
+        self.counts["merges_lost"] += len(self._merging)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

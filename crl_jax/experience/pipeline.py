@@ -107,6 +107,8 @@ class OrderedPipeline(Generic[Item, Result]):
     def _done(self, task: asyncio.Task[Result]) -> None:
         self._held.discard(task)
         self._slots.release()
+        if not task.cancelled():
+            task.exception()  # mark as read: when one before it failed, nobody asks for it any more
 
     async def _settle_all(self) -> None:
         late: asyncio.Task[Result] | None = None
