@@ -22,6 +22,7 @@ SCRIPTS = {
     "serve-multiturn": ("bench_serve_multiturn.py", "conversations of eight turns by its sessions and by the same peers"),
     "soak": ("soak_serve.py", "10,000 requests with cancels, closes and swaps: slots, memory, requests per second"),
     "bank-kill": ("kill_bank.py", "kill -9 of a loaded experience bank at 50 random moments: what was acknowledged, halves, replay"),
+    "run-kill": ("kill_run.py", "30 random kills of runs, of a bank's server, of environment workers: equal bit for bit, all there"),
     "rollout-overhead": ("bench_rollout_overhead.py", "the same episodes with and without experience: what the bank costs a rollout"),
     "async": ("async_vs_sync.py", "the same training asynchronously and synchronously: wall time, where it went, final success"),
     "envs": ("bench_envs.py", "environments: `speed` in steps per second, or `success` of the scripted players"),
