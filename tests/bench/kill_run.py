@@ -293,7 +293,7 @@ def bank_kills(folder: pathlib.Path, count: int, rng: random.Random, log: Log) -
             watched = Watched([sys.executable, "-c", program], folder / f"train{runs}.txt", here / f"run{runs}")
             killed = number
             watched.wait_for(lambda watched=watched: ", from step" in watched.log.read_text())
-            while number < count and watched.sleep(rng.uniform(0.2, 4.0)):
+            while number < count and _after_calls(acknowledged, rng.randint(1, 15), watched) and watched.sleep(rng.uniform(0.0, 0.5)):
                 entry = _entry("bank's server", "run", server.kill(), watched)
                 faults += server.left()
                 number += 1
@@ -312,6 +312,16 @@ def bank_kills(folder: pathlib.Path, count: int, rng: random.Random, log: Log) -
     faults += bank_faults(here / "smoke" / "bank.sqlite", acknowledged, mine)
     log += mine
     return faults
+
+
+def _after_calls(acknowledged: pathlib.Path, more: int, watched: Watched) -> bool:
+    """Wait for so many more answered calls; False when the run ended before."""
+
+    def answered() -> int:
+        return acknowledged.read_text().count("\n") if acknowledged.exists() else 0
+
+    wanted = answered() + more
+    return watched.wait_for(lambda: answered() >= wanted, every_s=0.01)
 
 
 def bank_faults(path: pathlib.Path, acknowledged: pathlib.Path, mine: Log) -> list[str]:

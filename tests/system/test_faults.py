@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from toy_runs import SHORT_S, Faults, ToyPool, araising, nothing_left, raising, run, toys
+from toy_runs import SHORT_S, Faults, ToyPool, araising, made_manager, nothing_left, raising, run, teach, toys
 
 from crl_jax.checkpoint import store as checkpoints
 from crl_jax.experience.editor import Editor
@@ -113,6 +113,19 @@ def test_an_extractors_sampler_that_hangs_costs_lessons_and_is_counted(faults, t
     last = run(tmp_path, *SHORT, "extractor.concurrency=4")[8]
     assert last["bank/sample_timeouts"] == last["bank/distil_failed"] + last.get("bank/merge_failed", 0) == 3
     assert last["bank/generations_distil"] > 0
+
+
+def test_a_question_that_is_not_answered_in_time_gets_the_entry_itself():
+    """Sooner than the batch of episodes that waits for it ends."""
+
+    async def story():
+        async with made_manager(delay=lambda prompt: 30.0 if "<lesson>" in prompt else 0.0, ask_timeout_s=0.1) as manager:
+            await teach(manager, "the door is locked")
+            answer = await manager.ask("room", "a door?", episode_id="e1")
+            assert (answer.text, answer.generation_id) == ("the door is locked", None)
+            assert (manager.counts["ask_fallbacks"], manager.counts["sample_timeouts"]) == (1, 1)
+
+    asyncio.run(asyncio.wait_for(story(), 20))
 
 
 # ---------------------------------------------------------------------------------------------------------------- extractor's learner

@@ -21,6 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "experience"))  # its toys
 
 from experience_toys import HashEmbedder  # noqa: E402
+from manager_toys import build as made_manager  # noqa: E402
+from manager_toys import teach  # noqa: E402
 
 from crl_jax import build  # noqa: E402
 from crl_jax.config.load import load  # noqa: E402
@@ -31,6 +33,7 @@ from crl_jax.train import train  # noqa: E402
 from envs.api import Observation, Step  # noqa: E402
 from envs.guard import descendants  # noqa: E402
 
+__all__ = ["made_manager", "teach"]
 SHORT_S = 2.0  # the deadlines of a run that is to miss one
 SETTINGS = (
     "run.sync=false", "run.steps=8", "run.eval_episodes=1", "run.save_every=0", "run.compile_cache=", "run.collect_timeout_s=60",
