@@ -292,7 +292,6 @@ def bank_kills(folder: pathlib.Path, count: int, rng: random.Random, log: Log) -
             program = ACKNOWLEDGED.format(log=str(acknowledged), arguments=arguments)
             watched = Watched([sys.executable, "-c", program], folder / f"train{runs}.txt", here / f"run{runs}")
             killed = number
-            watched.wait_for(lambda watched=watched: ", from step" in watched.log.read_text())
             while number < count and _after_calls(acknowledged, rng.randint(1, 15), watched) and watched.sleep(rng.uniform(0.0, 0.5)):
                 entry = _entry("bank's server", "run", server.kill(), watched)
                 faults += server.left()
