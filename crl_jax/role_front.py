@@ -70,7 +70,7 @@ class RoleFront:
         """Accept no more; requests in flight get ``grace_s`` to finish. Safe to call twice. Raises TimeoutError past that and 10 s."""
         if self._open:
             self._open = False
-            self._shell.call(self._running.aclose(), self._grace_s + _END_S, f"ending the server at {self.url}")
+            self._shell.finish(self._running.aclose(), self._grace_s + _END_S, f"ending the server at {self.url}")
 
     def __enter__(self) -> RoleFront:
         return self
