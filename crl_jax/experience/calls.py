@@ -113,7 +113,8 @@ class ExtractorCalls:
             return None
         params = dataclasses.replace(self.params, seed=derive_seed(self.params.seed, *seed_parts))
         try:
-            done = await asyncio.wait_for(self.sampler.complete(ids, params), timeout_s or self.timeout_s)
+            async with asyncio.timeout(timeout_s or self.timeout_s):
+                done = await self.sampler.complete(ids, params)
         except TimeoutError:
             self.counts["sample_timeouts"] += 1
             return None

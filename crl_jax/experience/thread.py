@@ -93,7 +93,8 @@ class WriterThread:
         """`run` with a deadline of its own, for what may take long (loading a large bank, the end of an index build)."""
         future = asyncio.get_running_loop().run_in_executor(self._executor, functools.partial(call, *args, **kwargs))
         try:
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):  # not ``wait_for``: in Python 3.11 it loses a cancellation that comes with the result
+                return await future
         except TimeoutError as error:
             if future.done() and not future.cancelled():  # the call's own
                 raise

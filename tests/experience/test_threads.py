@@ -1,16 +1,18 @@
 """The threads of the bank: order, cancellation, and that a hung call cannot hold the process."""
 
+import asyncio
 import os
 import pathlib
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import CancelledError
 
 import pytest
 
-from crl_jax.experience.thread import DaemonThread
+from crl_jax.experience.thread import DaemonThread, WriterThread
 
 HUNG = """
 import asyncio, threading
@@ -86,3 +88,26 @@ def test_a_thread_of_low_priority_leaves_the_others_theirs():
     assert low.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(20) == 19
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == mine
     low.shutdown()
+
+
+def test_a_cancellation_that_comes_with_the_result_is_not_lost():
+    """Else a loop that is told to end goes on with the next item, and closing waits for it."""
+
+    async def story():
+        thread, done = WriterThread(10.0), threading.Event()
+
+        async def loop_of_calls():
+            while True:
+                await thread.run(done.wait)
+
+        task = asyncio.create_task(loop_of_calls())
+        await asyncio.sleep(0.05)
+        done.set()
+        time.sleep(0.05)  # the result is there, but this loop has not heard of it
+        await asyncio.sleep(0)
+        task.cancel()
+        finished, _ = await asyncio.wait([task], timeout=1.0)
+        thread.close()
+        assert finished
+
+    asyncio.run(story())
