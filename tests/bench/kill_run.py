@@ -54,7 +54,7 @@ from crl_jax.bank_service.edge import Edge
 call, log = Edge.call, open({log!r}, "a", buffering=1)
 async def noted(self, method, request, reply, **how):
     found = await call(self, method, request, reply, **how)
-    if getattr(request, "request_id", ""):
+    if getattr(request, "request_id", "") and getattr(found, "full", True):  # a batch that is not full changes nothing
         print(method, request.request_id, len(getattr(request, "episodes", ())), file=log)
     return found
 Edge.call = noted
