@@ -146,11 +146,12 @@ def main_kills(folder: pathlib.Path, count: int, rng: random.Random, log: Log) -
                 faults += watched.left()
             else:
                 faults += watched.finish()
-            if again and len(mine) > killed:
-                mine[-1 - killed]["resumed_at_step"] = _resumed(watched.log, mine[-1 - killed])
+            for entry in mine[: len(mine) - killed]:  # those before this process
+                entry["resumed_at_step"] = _first_step(watched.log) if entry["resumed_at_step"] is None else entry["resumed_at_step"]
             if faults or not killed:
                 break
         wrong = faults or differences(whole / "smoke", broken / "smoke")
+        wrong += [f"went on at {e['resumed_at_step']}: {e}" for e in mine if e["resumed_at_step"] != e["newest_checkpoint"]]
         log += [{**entry, "result": "; ".join(wrong) or "equal bit for bit"} for entry in mine]
         faults += [fault for fault in wrong if fault not in faults]
     return faults
@@ -185,13 +186,12 @@ def _entry(what: str, during: str, at_s: float, watched: Watched) -> dict[str, A
     found = {"killed": what, "during": during, "seconds_after_start": at_s, "steps_logged": len(watched.rows())}
     if what != "main":
         return found
-    assert watched.run is not None
     whole = [int(f.parent.name[5:]) for f in (watched.run / "checkpoints").glob("step_*/manifest.json")]
-    return {**found, "half_written": _half_written(watched), "newest_checkpoint": max(whole, default=0)}
+    return {**found, "half_written": _half_written(watched), "newest_checkpoint": max(whole, default=0), "resumed_at_step": None}
 
 
-def _resumed(log: pathlib.Path, killed: dict[str, Any]) -> int | None:
-    """At which step the process after a kill went on; None when it was itself killed before it said so."""
+def _first_step(log: pathlib.Path) -> int | None:
+    """At which step a process went on; None when it was killed before it said so."""
     text = log.read_text()
     return int(text.split(", from step ")[1].split()[0]) if ", from step " in text else None
 
