@@ -186,7 +186,7 @@ def _entry(what: str, during: str, at_s: float, watched: Watched) -> dict[str, A
     found = {"killed": what, "during": during, "seconds_after_start": at_s, "steps_logged": len(watched.rows())}
     if what != "main":
         return found
-    whole = [int(f.parent.name[5:]) for f in (watched.run / "checkpoints").glob("step_*/manifest.json")]
+    whole = [int(f.parent.name[5:]) for f in ((watched.run or pathlib.Path()) / "checkpoints").glob("step_*/manifest.json")]
     return {**found, "half_written": _half_written(watched), "newest_checkpoint": max(whole, default=0), "resumed_at_step": None}
 
 
