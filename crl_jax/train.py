@@ -19,8 +19,9 @@ import concurrent.futures
 import dataclasses
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from crl_jax import build
 from crl_jax.config.schema import Config
@@ -41,7 +42,7 @@ from crl_jax.telemetry.spans import Spans
 from crl_jax.telemetry.tracker import displayed
 from crl_jax.watchdog import Watchdog
 
-T = TypeVar("T")
+SWITCH_S = 0.0005  # how long a thread may keep Python to itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,6 +254,8 @@ def _silent(text: str) -> None:
 def main(config: Config, *, resume: bool = False, role: RoleName | None = None, topology: Topology | None = None) -> int:
     """``crl train``: run, then print the report of the run; returns the exit code."""
     say = functools.partial(print, flush=True)
+    # At Python's 5 ms a thread that waits for the lock (the bank's writer, the event loop) loses most of a step beside a busy one.
+    sys.setswitchinterval(SWITCH_S)
     with join(topology or Topology()) as processes:
         job = Job(role, processes)
         if role == "extractor":

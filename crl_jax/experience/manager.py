@@ -64,8 +64,7 @@ class ExperienceManager:
         self._store, self.buffer, self.step = store, buffer, 0
         self.counts: Counter[str] = Counter()
         self._writer = Writer(store, embedder, make_index, options.write, purpose=options.purpose, decay=self._decay)
-        self._thread = WriterThread(options.io_timeout_s)
-        self._snapshots = SnapshotThread(store, options.snapshots)
+        self._thread, self._snapshots = WriterThread(options.io_timeout_s), SnapshotThread(store, options.snapshots)
         self._search = options.search_service(embedder, lambda: self._writer.index, self.counts, clock)
         self._calls = ExtractorCalls(
             sampler,
@@ -111,8 +110,7 @@ class ExperienceManager:
             merge_redundant=lambda namespace: self._editor.merge_redundant(namespace, options.merge),
             in_turn=options.in_turn,
         )
-        self._closed = False
-        self._submitted = 0  # episodes of this step
+        self._closed, self._submitted = False, 0  # the second: episodes of this step
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed: asyncio.Future[None]
         self._pipeline: OrderedPipeline[Episode, Distilled]
