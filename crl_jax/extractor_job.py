@@ -81,7 +81,7 @@ def learn_and_serve(config: Config, *, resume: bool, out: Callable[[str], None],
     Raises ConfigError when it cannot be run; Preempted when it was told to stop (it is saved then); whatever stopped a part of it.
     """
     say: Callable[[str], None] = out if job.processes.first else _silent
-    with Preemption.of(config.run, job.processes) as stop, open_job(config, job, resume=resume) as parts:
+    with Preemption.of(config.run, job.processes) as stop, open_job(config, job, resume=resume) as parts, job.processes:
         parts.counters = restore_run(parts) if resume else RunCounters()
         parts.extractor_updates = parts.counters.step
         say(_described(parts))

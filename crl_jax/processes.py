@@ -11,6 +11,7 @@ All processes must ask the same questions in the same order, from one thread eac
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
 import time
@@ -47,7 +48,9 @@ class Topology:
     processes: int = 1
 
     def __post_init__(self) -> None:
-        if self.processes < 1 or not 0 <= self.process_id < self.processes:
+        if self.processes < 1:
+            raise UserError(f"--processes {self.processes}: a job has 1 or more")
+        if not 0 <= self.process_id < self.processes:
             raise UserError(f"--process-id {self.process_id} of --processes {self.processes}: ids are 0 to {self.processes - 1}")
         if self.processes > 1 and not self.coordinator:
             raise UserError("--processes above 1 needs --coordinator HOST:PORT, where process 0 listens, e.g. 10.0.0.7:8476")
@@ -96,10 +99,15 @@ class Processes:
             return [value]
         began, self._asked = self._clock(), self._asked + 1
         limit = self.deadline_s if deadline_s is None else deadline_s
-        self._store.key_value_set(f"crl/{self._asked}/{self.index}", json.dumps([what, value]))
-        found = [self._answer(index, what, began + limit, limit) for index in range(self.count)]
-        if self._asked > 2:  # whoever is here has read everything of two questions ago
-            self._store.key_value_delete(f"crl/{self._asked - 2}/{self.index}")
+        try:
+            self._store.key_value_set(f"crl/{self._asked}/{self.index}", json.dumps([what, value]))
+            found = [self._answer(index, what, began + limit, limit) for index in range(self.count)]
+            if self._asked > 2:  # whoever is here has read everything of two questions ago
+                self._store.key_value_delete(f"crl/{self._asked - 2}/{self.index}")
+        except PeerFailed:
+            raise
+        except RuntimeError as error:  # jax.errors.JaxRuntimeError
+            raise PeerFailed(f"the processes of this job lost each other at {what}: {error}") from error
         self.wait_s += self._clock() - began
         return found
 
@@ -114,7 +122,12 @@ class Processes:
         """
         if self._store is None:
             return make()
-        return self.gather(make() if self.first else None, what, deadline_s=deadline_s)[0]
+        try:
+            made = make() if self.first else None
+        except BaseException as error:  # whatever it is, the others wait for it
+            self.fail(error)
+            raise
+        return self.gather(made, what, deadline_s=deadline_s)[0]
 
     def bytes_of_first(self, data: bytes, what: str) -> bytes:
         """``data`` of process 0, in every process: too much for one answer, so it travels in pieces."""
@@ -134,7 +147,7 @@ class Processes:
         return range(items * self.index // self.count, items * (self.index + 1) // self.count)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process ends with ``error``."""
+        """Tell the others that this process ends with ``error``; what is said first stands."""
         if self._store is not None:
             words = f"{type(error).__name__}: {error}"[:500]
             self._tell(f"crl/failed/{self.index}", words)
@@ -146,12 +159,13 @@ class Processes:
 
     def stop_notice(self) -> str:
         """Empty, or which other process was told to stop or failed, and why. From any thread."""
-        if self._store is None:
-            return ""
         for kind, what in (("failed", "failed"), ("stop", "was told to stop")):
-            for key, words in self._store.key_value_dir_get(f"crl/{kind}"):
-                if not key.endswith(f"/{self.index}"):
-                    return f"process {key.rpartition('/')[2]} {what}: {words}"
+            try:
+                found = self._said(kind)
+            except RuntimeError:  # what ends the wait of the trainer, or passes: whoever looks again hears of it then
+                return ""
+            for index, words in found:
+                return f"process {index} {what}: {words}"
         return ""
 
     def _answer(self, index: int, what: str, end: float, limit_s: float) -> Any:
@@ -161,9 +175,9 @@ class Processes:
             left_s = end - self._clock()
             try:
                 said = self._store.blocking_key_value_get(key, int(1000 * max(0.01, min(POLL_S, left_s))))
-            except RuntimeError as error:  # jax.errors.JaxRuntimeError
+            except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise PeerFailed(f"the processes of this job lost each other at {what}: {error}") from error
+                    raise
             else:
                 asked, value = json.loads(said)
                 if asked != what:
@@ -174,21 +188,26 @@ class Processes:
                 raise TimeoutError(f"process {index} did not come to {what} within {limit_s:g} s: its log says what it does instead")
 
     def _raise_if_failed(self) -> None:
-        assert self._store is not None
-        for key, words in self._store.key_value_dir_get("crl/failed"):
-            raise PeerFailed(f"process {key.rpartition('/')[2]} failed: {words}")
+        for index, words in self._said("failed"):
+            raise PeerFailed(f"process {index} failed: {words}")
+
+    def _said(self, kind: str) -> list[tuple[int, str]]:
+        """What the other processes told (`_tell`), by their index; those that only heard it from another come last."""
+        if self._store is None:
+            return []
+        told = [(int(key.rpartition("/")[2]), words) for key, words in self._store.key_value_dir_get(f"crl/{kind}")]
+        heard = (PeerFailed.__name__, "process ")
+        return sorted(((i, words) for i, words in told if i != self.index), key=lambda one: (one[1].startswith(heard), one[0]))
 
     def _tell(self, key: str, words: str) -> None:
         assert self._store is not None
-        try:
+        with contextlib.suppress(RuntimeError):  # said before, or nobody is there to hear it: nothing to add to what ends this process
             self._store.key_value_set(key, words)
-        except RuntimeError as error:  # said before, or nobody is there to hear it
-            if "ALREADY_EXISTS" not in str(error) and "UNAVAILABLE" not in str(error):
-                raise
 
 
-def join(topology: Topology) -> Processes:
-    """Meet the other processes of the job, before anything else uses JAX. One process meets nobody.
+def join(topology: Topology, *, heartbeat_s: int = HEARTBEAT_S) -> Processes:
+    """Meet the other processes of the job, before anything else uses JAX. One process meets nobody. ``heartbeat_s``: when a process that
+    is not heard of is dead.
 
     Raises UserError when they do not come.
     """
@@ -203,7 +222,7 @@ def join(topology: Topology) -> Processes:
             topology.processes,
             topology.process_id,
             initialization_timeout=START_S,
-            heartbeat_timeout_seconds=HEARTBEAT_S,
+            heartbeat_timeout_seconds=heartbeat_s,
             shutdown_timeout_seconds=HEARTBEAT_S,
         )
     except RuntimeError as error:

@@ -43,6 +43,7 @@ from crl_jax.telemetry.tracker import displayed
 from crl_jax.watchdog import Watchdog
 
 SWITCH_S = 0.0005  # how long a thread may keep Python to itself
+SLACK_S = 60.0  # the processes of a job wait for each other this much longer than for a batch that one of them still plays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ def train(config: Config, *, resume: bool = False, out: Callable[[str], None] = 
         Preemption.of(config.run, processes) as stop,
         build.open_run(config, resume=resume, job=job) as run,
         ExtractorLearner(run) as extractor,
+        processes,  # innermost: the others hear of an error before this process has stopped its parts
     ):
         started = run.clock()
         spans.so_far("start")
@@ -257,6 +259,7 @@ def main(config: Config, *, resume: bool = False, role: RoleName | None = None, 
     # At Python's 5 ms a thread that waits for the lock (the bank's writer, the event loop) loses most of a step beside a busy one.
     sys.setswitchinterval(SWITCH_S)
     with join(topology or Topology()) as processes:
+        processes.deadline_s = max(processes.deadline_s, config.run.collect_timeout_s + SLACK_S)
         job = Job(role, processes)
         if role == "extractor":
             from crl_jax.extractor_job import learn_and_serve  # imports the HTTP server
