@@ -82,6 +82,7 @@ class Preemption:
         self._say, self._end, self._pass_on = say or _tell, end, told
         self._told: tuple[signal.Signals, str] | None = None
         self._noticed = ""
+        self._one_more = False  # a signal that may come for what a notice has said already
         self._since = 0.0  # when it was told
         self._may_leave = False
         self.saved = False  # set by who saves
@@ -136,6 +137,9 @@ class Preemption:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         found = signal.Signals(number)
+        if self._told is not None and self._one_more:  # a machine gives notice and then the signal; all processes of a job get theirs
+            self._one_more = False
+            return
         if self._told is not None:
             twice = found is self._told[0] or time.monotonic() - self._since > _ONE_EVENT_S
             if twice:
@@ -165,6 +169,7 @@ class Preemption:
             self._noticed = next(filter(None, (notice() for notice in self._notices)), "")
             if self._told is not None or not self._noticed:
                 continue
+            self._one_more = True
             if self._before:  # as if it were the signal, so that it interrupts a wait of the main thread
                 os.kill(os.getpid(), signal.SIGTERM)
             else:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from crl_jax.preemption import FileNotice, Preempted, Preemption
+from crl_jax.preemption import FileNotice, Preempted, Preemption, unless_stopped
 
 WAIT_S = 20.0
 
@@ -147,3 +147,53 @@ def test_T08_a_hung_step_ends_the_process_with_all_stacks() -> None:
 def test_T08_without_a_limit_nothing_is_watched() -> None:
     program = "from crl_jax.watchdog import Watchdog\nimport time\nwith Watchdog(0) as dog:\n    [dog.begin(n) for n in range(3)]\n"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_the_signal_that_follows_a_notice_is_the_same_event() -> None:
+    """A machine, or another process of the job, gives notice; then whoever stops all processes sends this one its signal too."""
+    ended: list[int] = []
+    noticed = threading.Event()
+    with stopper(
+        notices=[lambda: "process 0 was told to stop: SIGTERM" if noticed.is_set() else ""], every_s=0.01, end=ended.append
+    ) as stop:
+        noticed.set()
+        end = time.monotonic() + WAIT_S
+        while not stop.asked and time.monotonic() < end:
+            time.sleep(0.01)
+        told(signal.SIGTERM)
+        assert (stop.asked, ended) == (True, [])
+        told(signal.SIGTERM)
+        assert ended == [75]
+
+
+class Told:
+    """Two processes of a job, this one and one that was or was not told to stop."""
+
+    def __init__(self, *, other: bool) -> None:
+        self.other, self.asked = other, list[bool]()
+
+    def any(self, flag: bool, what: str) -> bool:
+        self.asked.append(flag)
+        return flag or self.other
+
+    def stop_notice(self) -> str:
+        return "process 1 was told to stop: SIGTERM" if self.other else ""
+
+
+def test_a_job_stops_together_at_the_safe_point_that_all_have_reached() -> None:
+    with stopper() as stop:
+        free = Told(other=False)
+        assert unless_stopped(stop, free, lambda: "played") == "played"  # type: ignore[arg-type]
+        assert free.asked == [False]
+        with pytest.raises(Preempted, match=r"stopped by process 1 was told to stop: SIGTERM") as stopped:
+            unless_stopped(stop, Told(other=True), lambda: "played")  # type: ignore[arg-type]
+    assert stopped.value.exit_code == 75
+
+
+def test_a_process_that_is_told_gives_up_its_work_and_says_so_to_the_others() -> None:
+    job = Told(other=False)
+    with stopper() as stop:
+        threading.Timer(0.05, told, [signal.SIGTERM]).start()
+        with pytest.raises(Preempted, match="stopped by SIGTERM"):
+            unless_stopped(stop, job, lambda: threading.Event().wait(WAIT_S))  # type: ignore[arg-type]
+    assert job.asked == [True]
