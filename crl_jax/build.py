@@ -195,7 +195,8 @@ def open_role(
     role: RoleConfig = config.actor if name == "actor" else config.extractor
     model, mesh, params = parts.model, parts.mesh, parts.params
     optimizer = optimizer_of(config, name, role)
-    sampler, serving = open_sampler(name, role, parts, trie, shell, request_timeout_s=config.run.collect_timeout_s)
+    waits = {"request_timeout_s": config.run.collect_timeout_s, "processes": processes}
+    sampler, serving = open_sampler(name, role, parts, trie, shell, **waits)
     at_end(stack, f"the {name}'s sampler", lambda: shell.finish(sampler.aclose(), 30.0, f"stopping the {name}'s sampler"))
     return Role(
         name,

@@ -145,14 +145,14 @@ class Role:
         shardings = param_shardings(model_config, mesh)
         self._processes = processes or Processes.alone()
         base = put(params, shardings)
-        serving = serving or Serving(mesh)
+        serving, meet = serving or Serving(mesh), self._processes.meet if self._processes.count > 1 else None
         if lora is None:
             trained = make_copy(jnp.float32)(base)  # the step donates its state; the sampler keeps ``params``
-            self.publisher = Publisher.of_weights(sampler, model_config, mesh, serving, checksum=checksum)
+            self.publisher = Publisher.of_weights(sampler, model_config, mesh, serving, checksum=checksum, meet=meet)
         else:
             trained = init_adapters(base, lora, jax.random.key(adapter_seed))
             shardings = adapter_shardings(trained, mesh)
-            parts: dict[str, Any] = {"lora": lora, "base": base, "adapters": trained, "checksum": checksum}
+            parts: dict[str, Any] = {"lora": lora, "base": base, "adapters": trained, "checksum": checksum, "meet": meet}
             self.publisher = Publisher.of_adapters(sampler, model_config, mesh, serving, **parts)
         self.base, self.published = None if lora is None else base, Published(0, 0, {}, "")
         state = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), trained)

@@ -11,20 +11,29 @@ from crl_jax.config.parse import ConfigError
 from crl_jax.config.roles import RoleConfig
 from crl_jax.lookup import RoleParts
 from crl_jax.models.params import Params
+from crl_jax.processes import Processes
 from crl_jax.role_settings import engine_options
 from crl_jax.rollout.shell import Shell
 from crl_jax.serving.constraint import ActionTrie
 from crl_jax.serving.publisher import Serving
 from crl_jax.serving.sampler import EngineSampler, Sampler
 from crl_jax.sharding.reshard import make_copy, make_reshard, on_own_part, own_part, serving_layout
+from crl_jax.sharding.together import Together
 
 CONNECT_TIMEOUT_S = 60.0
 
 
 def open_sampler(
-    name: str, role: RoleConfig, parts: RoleParts, trie: ActionTrie | None, shell: Shell, *, request_timeout_s: float
+    name: str,
+    role: RoleConfig,
+    parts: RoleParts,
+    trie: ActionTrie | None,
+    shell: Shell,
+    *,
+    request_timeout_s: float,
+    processes: Processes | None = None,
 ) -> tuple[Sampler, Serving]:
-    """The sampler of the role called ``name`` and how its weights are to be published.
+    """The sampler of the role called ``name`` and how its weights are to be published; ``processes``: those of the job.
 
     Raises ConfigError for a server that cannot be used, or whose model is shorter than the role's sequences.
     """
@@ -36,7 +45,7 @@ def open_sampler(
     serving = Serving(parts.serve_mesh, role.serve_dtype, serving_layout(parts.mesh))
     sampler = EngineSampler(
         engine,
-        served_params(parts, serving),
+        served_params(parts, serving, processes),
         host_bytes=role.host_cache_mib * 2**20,
         request_timeout_s=request_timeout_s,
         drain_timeout_s=role.publish.drain_timeout_s if role.publish.drain else 0.0,
@@ -45,11 +54,13 @@ def open_sampler(
     return sampler, serving
 
 
-def served_params(parts: RoleParts, serving: Serving) -> Params:
+def served_params(parts: RoleParts, serving: Serving, processes: Processes | None = None) -> Params:
     """A copy of the role's first weights as its sampler wants them, on this process's devices."""
     same = serving.mesh == parts.mesh
-    served = make_copy(serving.dtype, serving.layout) if same else make_reshard(parts.model, serving.mesh, serving.dtype)
-    return on_own_part(served(parts.params), own_part(serving.mesh))
+    copy = make_copy(serving.dtype, serving.layout) if same else make_reshard(parts.model, serving.mesh, serving.dtype)
+    meet = processes.meet if processes is not None and processes.count > 1 else None
+    served = Together(copy, meet, "the program that brings the first weights")(parts.params)
+    return on_own_part(served, own_part(serving.mesh))
 
 
 def _on_servers(name: str, role: RoleConfig, parts: RoleParts, shell: Shell, request_timeout_s: float) -> Sampler:

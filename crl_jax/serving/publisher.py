@@ -28,6 +28,7 @@ from crl_jax.models.transformer import param_shapes
 from crl_jax.sharding.adapters import adapter_shardings, make_merge
 from crl_jax.sharding.reshard import Layout, on_own_part, own_part, unchanged
 from crl_jax.sharding.rules import param_shardings, replicated
+from crl_jax.sharding.together import Meet
 from crl_jax.sharding.transfer import Transfer
 
 
@@ -85,13 +86,16 @@ class Publisher:
         self._own = own_part(transfer.target_mesh)
 
     @staticmethod
-    def of_weights(sampler: Receiver, config: ModelConfig, mesh: Mesh, serving: Serving, **options: Any) -> Publisher:
-        """All weights of ``config``, from where the partition rules place them on ``mesh``. ``options``: those of the class.
+    def of_weights(
+        sampler: Receiver, config: ModelConfig, mesh: Mesh, serving: Serving, *, meet: Meet | None = None, **options: Any
+    ) -> Publisher:
+        """All weights of ``config``, from where the partition rules place them on ``mesh``. ``meet``: for a mesh of several processes.
+        ``options``: those of the class.
 
         Raises ValueError when the model does not fit a mesh, or a parameter has no partition rule.
         """
         source, target = param_shardings(config, mesh), param_shardings(config, serving.mesh)
-        transfer = Transfer(param_shapes(config), source, target, dtype=serving.dtype, layout=serving.layout)
+        transfer = Transfer(param_shapes(config), source, target, dtype=serving.dtype, layout=serving.layout, meet=meet)
         return Publisher(sampler, transfer, **options)
 
     @staticmethod
@@ -105,6 +109,7 @@ class Publisher:
         base: Params,
         adapters: Params,
         checksum: bool = True,
+        meet: Meet | None = None,
         **options: Any,
     ) -> Publisher:
         """The adapters (``adapters``: their tree with a shape at each leaf) over ``base``, which lies on ``mesh`` by the partition rules.
@@ -116,11 +121,11 @@ class Publisher:
         check_complete(flatten(base), flatten(param_shapes(config)), source="the frozen base")
         kept = base
         if serving.mesh != mesh:
-            move = Transfer(base, param_shardings(config, mesh), target)
+            move = Transfer(base, param_shardings(config, mesh), target, meet=meet)
             kept = move(base)
             if checksum:
                 move.check(base, kept)
-        transfer = Transfer(adapters, adapter_shardings(adapters, mesh), adapter_shardings(adapters, serving.mesh))
+        transfer = Transfer(adapters, adapter_shardings(adapters, mesh), adapter_shardings(adapters, serving.mesh), meet=meet)
         where = target if serving.mesh.size > 1 else replicated(serving.mesh)
         merge = make_merge(lora, serving.dtype, kept, serving.layout, where=where)
         return Publisher(sampler, transfer, merge, checksum=checksum, **options)

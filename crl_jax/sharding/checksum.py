@@ -23,6 +23,7 @@ from jaxtyping import Array, UInt32
 from crl_jax.models.params import Params, flatten
 from crl_jax.models.transposed import Transposed
 from crl_jax.sharding.mesh import AXES
+from crl_jax.sharding.together import Meet, Together
 
 _STEP, _FACTOR = 0x9E3779B1, 0x85EBCA6B  # odd, so multiplying by them loses nothing (golden ratio; the first constant of MurmurHash3)
 _BLOCK = (
@@ -35,11 +36,12 @@ class ChecksumMismatch(RuntimeError):
     """Weights on the serving side are not those of the learner."""
 
 
-def make_sums(where: Params, dtype: Any = None) -> Callable[[Params], UInt32[Array, "N L"]]:
+def make_sums(where: Params, dtype: Any = None, meet: Meet | None = None) -> Callable[[Params], UInt32[Array, "N L"]]:
     """``sums(params)``, from compiled programs: for each of the N devices of the mesh the sum of its part of each of the L leaves.
 
     ``where`` is the tree with a NamedSharding at each leaf (at a ``Transposed`` one that of its stored array), all on one mesh with the
     axes of ``sharding.mesh``. Values are cast to ``dtype`` first (None: as they are): float32 masters then have the sums of a bf16 copy.
+    ``meet``: for a mesh of several processes.
     """
     flat: dict[str, NamedSharding] = flatten(where)
     mesh = jax.tree.leaves(where)[0].mesh
@@ -54,7 +56,8 @@ def make_sums(where: Params, dtype: Any = None) -> Callable[[Params], UInt32[Arr
         return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=(spec,), out_specs=PartitionSpec(AXES), check_vma=False))
 
     # replicated, so that every process reads all
-    together = jax.jit(lambda parts: jnp.stack(parts, axis=1), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    stacked = jax.jit(lambda parts: jnp.stack(parts, axis=1), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    together = Together(stacked, meet, "the program that joins checksums")
 
     def sums(params: Params) -> UInt32[Array, "N L"]:
         leaves = flatten(params)

@@ -15,18 +15,28 @@ from crl_jax.models.params import Params, check_complete, flatten
 from crl_jax.sharding.checksum import compare_sums, join_sums, make_sums
 from crl_jax.sharding.reshard import Layout, cast, unchanged
 from crl_jax.sharding.rules import replicated
+from crl_jax.sharding.together import Meet, Together
 
 
 class Transfer:
     """``transfer(params)`` is a copy of ``params`` on the target in ``dtype`` (None: each leaf its own) and ``layout``.
 
     ``shapes``: the tree with a shape at each leaf. ``source`` and ``target``: trees with a NamedSharding at each leaf; the target has the
-    devices of the source in the same order. ``nbytes`` counts one copy on the target.
+    devices of the source in the same order. ``nbytes`` counts one copy on the target. ``meet``: for a mesh of several processes.
 
     Raises ValueError for a layout of its own on more than one device, or one that drops, adds or reshapes a leaf.
     """
 
-    def __init__(self, shapes: Params, source: Params, target: Params, *, dtype: Any = None, layout: Layout = unchanged) -> None:
+    def __init__(
+        self,
+        shapes: Params,
+        source: Params,
+        target: Params,
+        *,
+        dtype: Any = None,
+        layout: Layout = unchanged,
+        meet: Meet | None = None,
+    ) -> None:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)  # arrays may be given, none is kept
         self._expected = flatten(shapes)
         mesh = jax.tree.leaves(target)[0].mesh
@@ -42,8 +52,9 @@ class Transfer:
         served = jax.eval_shape(converted, shapes)
         check_complete(flatten(served), self._expected, source="the serving layout")
         self.nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(served))
-        self.copy: Any = jax.jit(converted, out_shardings=self._target if mesh.size > 1 else alone)
-        self._sums = make_sums(source, dtype), make_sums(self._target)
+        copy = jax.jit(converted, out_shardings=self._target if mesh.size > 1 else alone)
+        self.copy: Any = Together(copy, meet, "the program that copies weights")
+        self._sums = make_sums(source, dtype, meet), make_sums(self._target, None, meet)
 
     def __call__(self, params: Params) -> Params:
         """The copy, when it is there. Raises ValueError naming missing and unknown leaves."""
