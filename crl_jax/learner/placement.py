@@ -57,8 +57,8 @@ def first_state(params: Any, optimizer: optax.GradientTransformation, shardings:
 def place_batch(batch: TrainBatch, mesh: Mesh, data_axes: Sequence[str]) -> TrainBatch:
     """The batch split by rows over ``data_axes``. In a multi-process run every process passes its own rows, in process order.
 
-    Raises ValueError when the rows do not divide evenly, or when processes pass different shapes (on every process, not a hang or rows
-    of zeros).
+    Raises ValueError when the rows do not divide evenly, when processes pass different shapes (on every process, not a hang or rows
+    of zeros), or when the mesh gives a row to the devices of several processes.
     """
     if jax.process_count() > 1:
         _agree(batch)
@@ -69,7 +69,21 @@ def place_batch(batch: TrainBatch, mesh: Mesh, data_axes: Sequence[str]) -> Trai
         raise ValueError(
             f"{rows} rows do not divide over {shards} shards of mesh axes {tuple(data_axes)}: use row buckets that are multiples of it"
         )
+    _require_own_rows(sharding, rows)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
+
+
+def _require_own_rows(sharding: NamedSharding, rows: int) -> None:
+    """Else what one process has of a row would stand for what all have."""
+    if jax.process_count() == 1:
+        return
+    places = sharding.addressable_devices_indices_map((rows,)).values()
+    mine = {row for index in places if index is not None for row in range(*index[0].indices(rows))}
+    if len(mine) * jax.process_count() != rows:
+        raise ValueError(
+            f"of {rows} rows {len(mine)} lie on the devices of process {jax.process_index()} of {jax.process_count()}: each process needs "
+            "rows of its own, so use a tensor axis that divides the devices of one process, and devices in the order of processes"
+        )
 
 
 def _agree(batch: TrainBatch) -> None:
