@@ -74,11 +74,12 @@ def save(
 def save_together(root: pathlib.Path, step: int, arrays: Mapping[str, Any], records: Mapping[str, Any], processes: Processes) -> None:
     """`save` by all processes of a job, each with its part of the arrays; the records are those of the first, which writes the manifest.
 
-    Raises as `save`, in the process that failed; in the others PeerFailed or TimeoutError.
+    Raises as `save`, in the process that failed; in the others PeerFailed or TimeoutError. The first removes what was half written.
     """
     folder, held = _folder(root, step), {name: hold(tree) if not isinstance(tree, Held) else tree for name, tree in arrays.items()}
 
     def begin() -> None:
+        require_new(root, step)
         if folder.exists():
             shutil.rmtree(folder)
         root.mkdir(parents=True, exist_ok=True)
@@ -87,9 +88,14 @@ def save_together(root: pathlib.Path, step: int, arrays: Mapping[str, Any], reco
         (folder / "arrays").mkdir(parents=True)
 
     processes.of_first(begin, f"the folder of step {step}")
-    leaves = {name: write_tree(folder / "arrays" / name, tree) for name, tree in held.items()}
-    processes.meet(f"the arrays of step {step}")
-    processes.of_first(lambda: _commit(folder, step, leaves, records), f"the manifest of step {step}")
+    try:
+        leaves = {name: write_tree(folder / "arrays" / name, tree) for name, tree in held.items()}
+        processes.meet(f"the arrays of step {step}")
+        processes.of_first(lambda: _commit(folder, step, leaves, records), f"the manifest of step {step}")
+    except Exception:
+        if processes.first and not is_whole(root, step):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _write(folder: pathlib.Path, step: int, arrays: Mapping[str, Held], records: Mapping[str, Any]) -> None:

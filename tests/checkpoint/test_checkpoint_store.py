@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from crl_jax.checkpoint import CheckpointError, inside, latest, prune, read_records, restore, save
+from crl_jax.checkpoint import CheckpointError, inside, latest, prune, read_records, restore, save, store
+from crl_jax.processes import Processes
 
 
 def tree(value: float = 1.0) -> dict[str, object]:
@@ -270,3 +271,18 @@ def test_Z06_links_that_lead_outside_are_refused(root: pathlib.Path, tmp_path: p
     manifest.write_text(json.dumps(row))
     with pytest.raises(CheckpointError, match="outside"):
         restore(root, 10, {"actor": tree()})
+
+
+def test_what_several_write_is_never_half_there_and_never_overwrites(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one process: two are in ``tests/system/test_several_processes.py``."""
+    alone = Processes.alone()
+    with pytest.raises(CheckpointError, match="step 10 is already saved"):
+        store.save_together(root, 10, {"actor": tree(2.0)}, {}, alone)
+    assert latest(root) == 10
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "_commit", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        with pytest.raises(OSError, match="no space"):
+            store.save_together(root, 11, {"actor": tree()}, {}, alone)
+    assert store.steps(root) == [10]
+    store.save_together(root, 11, {"actor": tree(2.0)}, {"run": {"step": 11}}, alone)
+    assert (latest(root), read_records(root, 11)) == (11, {"run": {"step": 11}})
