@@ -40,7 +40,9 @@ class Admission(Generic[T]):
         Later batches, up to the limit, begin now: what is slow in this one leaves room for them.
         """
         self._admit_before(step + 1 + self._ahead)
-        return self._wait(self._running.pop(step), step)
+        batch = self._wait(self._running[step], step)
+        del self._running[step]
+        return batch
 
     def give_up(self) -> None:
         """Nobody will take what has been started."""

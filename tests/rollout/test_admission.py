@@ -57,7 +57,9 @@ def test_a_slow_batch_is_waited_for_and_not_passed_over() -> None:
     batches.admission._running[1] = slow
     with pytest.raises(TimeoutError):
         batches.take()
-    assert batches.admission.under_way == 2, "the later ones wait their turn; the wait itself has the run's deadline and ends it"
+    assert batches.admission.under_way == 3, "the later ones wait their turn; the wait itself has the run's deadline and ends it"
+    slow.set_result("batch 1, late")
+    assert batches.admission.take(1) == "batch 1, late", "a wait that was given up loses nothing"
 
 
 def test_what_is_given_up_is_cancelled() -> None:
@@ -68,3 +70,22 @@ def test_what_is_given_up_is_cancelled() -> None:
     batches.admission.give_up()
     assert all(future.cancelled() for future in running)
     assert batches.admission.under_way == 0
+
+
+def test_a_batch_is_under_way_until_it_is_handed_over() -> None:
+    seen: list[int] = []
+    batches = Batches(ahead=2)
+    batches.admission._wait = lambda future, step: seen.append(batches.admission.under_way) or future.result(0)
+    for _ in range(3):
+        batches.take()
+    assert seen == [3, 3, 3], "at most ahead + 1, also while one is waited for"
+
+
+def test_an_error_of_a_later_batch_is_raised_in_its_turn() -> None:
+    batches = Batches(ahead=1)
+    failed = concurrent.futures.Future[str]()
+    failed.set_exception(ValueError("broken"))
+    batches.take()
+    batches.admission._running[1] = failed
+    with pytest.raises(ValueError, match="broken"):
+        batches.take()
