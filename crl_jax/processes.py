@@ -5,7 +5,7 @@ answers in the same order; every wait has a deadline; a process that fails says 
 seconds instead of waiting for it; the exchange goes through the service's key-value store, so it never stands between the programs of the
 devices. Does not: move arrays (``sharding``), or start processes (``launch``).
 
-All processes must ask the same questions in the same order, from one thread each: that of the trainer.
+All processes must ask the same questions in the same order, from one thread each: that of the trainer, or one with a `Processes.channel`.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class Processes:
         *,
         deadline_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
+        channel: str = "main",
     ) -> None:
         self.index, self.count, self.deadline_s = index, count, deadline_s
-        self._store, self._clock = store, clock
+        self._store, self._clock, self._channel = store, clock, channel
         self._asked = 0
         self.wait_s = 0.0  # for other processes, since the start
 
@@ -77,6 +78,10 @@ class Processes:
     def alone() -> Processes:
         """One process: every answer is its own."""
         return Processes(0, 1, None)
+
+    def channel(self, name: str) -> Processes:
+        """The same processes for another thread, whose questions have an order of their own."""
+        return Processes(self.index, self.count, self._store, deadline_s=self.deadline_s, clock=self._clock, channel=name)
 
     def __enter__(self) -> Processes:
         return self
@@ -100,10 +105,10 @@ class Processes:
         began, self._asked = self._clock(), self._asked + 1
         limit = self.deadline_s if deadline_s is None else deadline_s
         try:
-            self._store.key_value_set(f"crl/{self._asked}/{self.index}", json.dumps([what, value]))
+            self._store.key_value_set(f"crl/{self._channel}/{self._asked}/{self.index}", json.dumps([what, value]))
             found = [self._answer(index, what, began + limit, limit) for index in range(self.count)]
             if self._asked > 2:  # whoever is here has read everything of two questions ago
-                self._store.key_value_delete(f"crl/{self._asked - 2}/{self.index}")
+                self._store.key_value_delete(f"crl/{self._channel}/{self._asked - 2}/{self.index}")
         except PeerFailed:
             raise
         except RuntimeError as error:  # jax.errors.JaxRuntimeError
@@ -170,7 +175,7 @@ class Processes:
 
     def _answer(self, index: int, what: str, end: float, limit_s: float) -> Any:
         assert self._store is not None
-        key = f"crl/{self._asked}/{index}"
+        key = f"crl/{self._channel}/{self._asked}/{index}"
         while True:
             left_s = end - self._clock()
             try:

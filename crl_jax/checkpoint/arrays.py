@@ -10,6 +10,7 @@ Does not: accept Python numbers as leaves (their dtype would be a guess): put th
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +56,25 @@ def write_tree(folder: pathlib.Path, tree: Any) -> tuple[Leaf, ...]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         checkpointer.save(folder.resolve(), args=ocp.args.PyTreeSave(held.data))
     return held.table
+
+
+def begin_tree(folder: pathlib.Path, held: Held) -> Callable[[], None]:
+    """Begins to save what several processes hold, in all of them: the values are in host memory when it returns. The function it returns
+    waits until this process's part is on disk; from any thread.
+    """
+    data = held.data
+    if jax.default_backend() == "cpu":  # there a fetch would be the device's own buffer, which the next step reuses
+        data = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(data)
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+    checkpointer.save(folder.resolve(), args=ocp.args.PyTreeSave(data))
+
+    def finish() -> None:
+        try:
+            checkpointer.wait_until_finished()
+        finally:
+            checkpointer.close()
+
+    return finish
 
 
 def read_tree(folder: pathlib.Path, table: tuple[Leaf, ...], like: Any, name: str) -> Any:

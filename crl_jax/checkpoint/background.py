@@ -3,12 +3,13 @@
 Owns: the thread, the copies, and their error. Promises: when ``save`` returns the caller may donate or change what it gave; at most one
 checkpoint is being written, and a new one waits for it, within a deadline and counted; an error of the thread is raised by the next
 ``check``, ``save`` or ``wait``; it never keeps a process from ending (what it had not finished has no manifest and does not count). Does
-not: decide when to save. What several processes write together is written in the callers' threads.
+not: decide when to save. Several processes write together, each from a thread of its own.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import pathlib
 import threading
 import time
@@ -37,6 +38,7 @@ class Saver:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.root, self._processes = root, processes or Processes.alone()
+        self._beside = self._processes.channel("checkpoint")
         self._keep, self._wait_s, self._write, self._clock = keep, wait_s, write, clock
         self._running: concurrent.futures.Future[None] | None = None
         self._step = 0
@@ -56,18 +58,16 @@ class Saver:
         self._processes.of_first(lambda: store.require_new(self.root, step), f"the checkpoint of step {step}")
         began = self._clock()
         held = {name: hold(tree) for name, tree in arrays.items()}
-        mine = self._processes.count == 1
-        if mine:
+        if self._processes.count == 1:
             held = {name: on_host(tree) for name, tree in held.items()}
+            write: Callable[[], Any] = functools.partial(self._write, self.root, step, held, dict(records))
+        else:
+            finish = store.begin_together(self.root, step, held, records, self._processes)
+            write = functools.partial(finish, self._beside)
         self.copy_s += self._clock() - began
         self.saves += 1
         self._step, self._running = step, concurrent.futures.Future()
-        work = (self._running, step, held, dict(records), first)
-        if mine:
-            threading.Thread(target=self._run, args=work, name="crl-checkpoint", daemon=True).start()
-        else:
-            self._run(*work, self._processes)
-            self.check()
+        threading.Thread(target=self._run, args=(self._running, write, first), name="crl-checkpoint", daemon=True).start()
 
     def check(self) -> None:
         """Raises the error of a checkpoint that could not be written."""
@@ -102,23 +102,12 @@ class Saver:
             "write_s": self.write_s,
         }
 
-    def _run(
-        self,
-        done: concurrent.futures.Future[None],
-        step: int,
-        held: Mapping[str, Held],
-        records: Mapping[str, Any],
-        first: Callable[[], object] | None,
-        processes: Processes | None = None,
-    ) -> None:
+    def _run(self, done: concurrent.futures.Future[None], write: Callable[[], Any], first: Callable[[], object] | None) -> None:
         began = self._clock()
         try:
             if first is not None:
                 first()
-            if processes is None:
-                self._write(self.root, step, held, records)
-            else:
-                store.save_together(self.root, step, held, records, processes)
+            write()
             if self._processes.first:
                 retention.prune(self.root, self._keep)
         except BaseException as error:  # handed to the thread that trains, which raises it

@@ -16,11 +16,11 @@ import pathlib
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from crl_jax.checkpoint import manifest as manifests
-from crl_jax.checkpoint.arrays import Held, hold, read_tree, write_tree
+from crl_jax.checkpoint.arrays import Held, begin_tree, hold, read_tree, write_tree
 from crl_jax.checkpoint.manifest import CheckpointError, Manifest
 from crl_jax.checkpoint.paths import inside
 from crl_jax.processes import Processes
@@ -76,6 +76,15 @@ def save_together(root: pathlib.Path, step: int, arrays: Mapping[str, Any], reco
 
     Raises as `save`, in the process that failed; in the others PeerFailed or TimeoutError. The first removes what was half written.
     """
+    begin_together(root, step, arrays, records, processes)(processes)
+
+
+def begin_together(
+    root: pathlib.Path, step: int, arrays: Mapping[str, Any], records: Mapping[str, Any], processes: Processes
+) -> Callable[[Processes], None]:
+    """The beginning of `save_together`: the arrays may be donated when it returns. The function it returns does the rest, in another thread
+    with a channel of its own.
+    """
     folder, held = _folder(root, step), {name: hold(tree) if not isinstance(tree, Held) else tree for name, tree in arrays.items()}
 
     def begin() -> None:
@@ -87,15 +96,29 @@ def save_together(root: pathlib.Path, step: int, arrays: Mapping[str, Any], reco
             raise full
         (folder / "arrays").mkdir(parents=True)
 
-    processes.of_first(begin, f"the folder of step {step}")
-    try:
-        leaves = {name: write_tree(folder / "arrays" / name, tree) for name, tree in held.items()}
-        processes.meet(f"the arrays of step {step}")
-        processes.of_first(lambda: _commit(folder, step, leaves, records), f"the manifest of step {step}")
-    except Exception:
+    def removed() -> None:
         if processes.first and not is_whole(root, step):
             shutil.rmtree(folder, ignore_errors=True)
+
+    processes.of_first(begin, f"the folder of step {step}")
+    try:
+        writing = [begin_tree(folder / "arrays" / name, tree) for name, tree in held.items()]
+    except Exception:
+        removed()
         raise
+
+    def finish(processes: Processes) -> None:
+        try:
+            for written in writing:
+                written()
+            processes.meet(f"the arrays of step {step}")
+            leaves = {name: tree.table for name, tree in held.items()}
+            processes.of_first(lambda: _commit(folder, step, leaves, records), f"the manifest of step {step}")
+        except Exception:
+            removed()
+            raise
+
+    return finish
 
 
 def _write(folder: pathlib.Path, step: int, arrays: Mapping[str, Held], records: Mapping[str, Any]) -> None:
