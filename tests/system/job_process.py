@@ -169,6 +169,7 @@ def train(kind: str, processes: Processes, folder: pathlib.Path, gathered: Gathe
         saver.save(step + 1, {"actor": role.state}, {"run": {"version": role.version}})
         trace(f"{kind} {step}")
     trackers.close()
+    saver.wait()
     if processes.first:
         np.savez(folder / f"{kind}.npz", **after)
         np.savez(folder / f"{kind}_served.npz", **sampler.arrays())
