@@ -2,8 +2,9 @@
 
 Owns: what SIGTERM, SIGINT and a notice do while a run trains. Promises: the first of them ends the run at its next safe point (``check``,
 or at once inside ``abandonable``), a second one ends the process at once; when no safe point is reached within the grace period the process
-ends anyway; exit code 75 (EX_TEMPFAIL: try again) for SIGTERM and notices, 130 for SIGINT; handlers are there only inside the block. Does
-not: save anything. Outside the main thread signals cannot be handled; notices work there too, at ``check``.
+ends anyway; exit code 75 (EX_TEMPFAIL: try again) for SIGTERM and notices, 130 for SIGINT, 1 for a process that could not leave in order
+after another of its job failed; handlers are there only inside the block. Does not: save anything. Outside the main thread signals cannot
+be handled; notices work there too, at ``check``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import Any, TypeVar
 
 from crl_jax.config.schema import RunConfig
 from crl_jax.errors import UserError
-from crl_jax.processes import Processes
+from crl_jax.processes import FailureNotice, Processes
 
 T = TypeVar("T")
 Notice = Callable[[], str]
 """Asked about once a second, in a thread: empty, or why the run has to end."""
 
 CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
+_PEER_FAILED = 1  # when another process failed and this one came to no safe point: no preemption, which launchers would not count
 _ONE_EVENT_S = 2.0  # a terminal's SIGINT and the SIGTERM of who started the run come together
 
 
@@ -126,7 +128,9 @@ class Preemption:
 
     def agree(self, processes: Processes) -> None:
         """`check` of a whole job: raises Preempted in all of its processes when any was told to stop."""
-        if processes.any(self.asked, "whether to stop") and self._told is None:
+        if not processes.any(self.asked, "whether to stop"):
+            return  # told since it answered: with the others, at the next safe point
+        if self._told is None:
             self._stop(signal.SIGTERM, processes.stop_notice() or "another process of the job")
         self.check()
 
@@ -154,15 +158,15 @@ class Preemption:
         self._told, self._since = (number, reason), time.monotonic()
         self._say(f"stopping ({reason}): the run saves at its next safe point, at most {self._grace_s:g} s from now; again: at once")
         threading.Thread(target=self._count_down, name="crl-grace", daemon=True).start()
+        if self._pass_on is not None:  # in a thread of its own: whatever becomes of it, the grace period ends
+            threading.Thread(target=self._pass_on, args=(reason,), name="crl-told", daemon=True).start()
 
     def _count_down(self) -> None:
-        if self._pass_on is not None and self._told is not None:
-            self._pass_on(self._told[1])
         if not self._over.wait(self._grace_s):
             what = "saved, but not closed" if self.saved else "no safe point, so ended without saving"
             self._say(f"{what} within run.preempt_grace_s={self._grace_s:g}; complete checkpoints are whole: add --resume to go on")
             assert self._told is not None
-            self._end(CODES[self._told[0]])
+            self._end(_PEER_FAILED if isinstance(self._told[1], FailureNotice) else CODES[self._told[0]])
 
     def _watch(self) -> None:
         while not self._over.wait(self._every_s):

@@ -30,6 +30,10 @@ class PeerFailed(UserError, RuntimeError):
     """Another process of the job failed: its own log says more."""
 
 
+class FailureNotice(str):
+    """Of `Processes.stop_notice`: another process failed, which is no preemption."""
+
+
 class Store(Protocol):
     """What is needed of the distributed service's client."""
 
@@ -164,13 +168,13 @@ class Processes:
 
     def stop_notice(self) -> str:
         """Empty, or which other process was told to stop or failed, and why. From any thread."""
-        for kind, what in (("failed", "failed"), ("stop", "was told to stop")):
+        for kind, what, notice in (("failed", "failed", FailureNotice), ("stop", "was told to stop", str)):
             try:
                 found = self._said(kind)
             except RuntimeError:  # what ends the wait of the trainer, or passes: whoever looks again hears of it then
                 return ""
             for index, words in found:
-                return f"process {index} {what}: {words}"
+                return notice(f"process {index} {what}: {words}")
         return ""
 
     def _answer(self, index: int, what: str, end: float, limit_s: float) -> Any:

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from crl_jax.preemption import FileNotice, Preempted, Preemption, unless_stopped
+from crl_jax.processes import FailureNotice, Processes
 
 WAIT_S = 20.0
 
@@ -83,6 +84,45 @@ def test_without_a_safe_point_the_process_ends_when_the_grace_is_over() -> None:
         assert ended.wait(WAIT_S)
     assert codes == [75]
     assert "run.preempt_grace_s=0.05" in said[-1]
+
+
+def test_a_process_that_another_ones_failure_leaves_without_a_safe_point_is_no_preemption() -> None:
+    ended, codes = threading.Event(), list[int]()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    with stopper(grace_s=0.05, end=end, notices=[lambda: FailureNotice("process 1 failed: out of memory")], every_s=0.01):
+        assert ended.wait(WAIT_S)
+    assert codes == [1]
+
+
+def test_the_grace_period_ends_also_when_the_others_cannot_be_told() -> None:
+    ended = threading.Event()
+    with stopper(grace_s=0.05, end=lambda code: ended.set(), told=lambda reason: time.sleep(WAIT_S)):
+        told(signal.SIGTERM)
+        assert ended.wait(WAIT_S / 2)
+
+
+class _ToldAfterItAnswered(Processes):
+    """Two processes, neither of which was told to stop; then the signal comes."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, None)
+
+    def any(self, flag: bool, what: str) -> bool:
+        assert not flag
+        told(signal.SIGTERM)
+        return False
+
+
+def test_a_process_that_is_told_after_it_answered_goes_on_with_the_others_to_the_next_safe_point() -> None:
+    with stopper() as stop:
+        assert unless_stopped(stop, _ToldAfterItAnswered(), lambda: "a batch") == "a batch"
+        assert stop.asked
+        with pytest.raises(Preempted):
+            unless_stopped(stop, Processes.alone(), lambda: pytest.fail("it began"))
 
 
 def test_a_notice_of_the_machine_is_as_sigterm_and_one_of_an_earlier_time_is_none(tmp_path: pathlib.Path) -> None:
