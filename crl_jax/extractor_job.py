@@ -6,10 +6,12 @@
       every process serves the new weights: requests in flight go on with them
 
 Owns: the order of things in such a job. Promises: serving never waits for learning; what was saved can be resumed (steps are counted in
-updates); a job that is told to stop saves and leaves with code 75; every wait has a deadline. Does not: see episodes or the actor.
+updates); a job that is told to stop saves and leaves with code 75; every wait has a deadline (an update ``run.step_timeout_s``). Does not:
+see episodes or the actor.
 
-The batch that a killed job was learning from is lost: it had left the bank's buffer. A resumed job numbers its versions on from those of
-its checkpoint; the log-probabilities that a generation was sampled at are its own, so the ratio of the loss is right whatever its number.
+The batch that a killed job was learning from, or a stopped one had just been given, is lost: it had left the bank's buffer. A resumed job
+numbers its versions on from those of its checkpoint; the log-probabilities that a generation was sampled at are its own, so the ratio of
+the loss is right whatever its number.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from crl_jax.serving.sampler import EngineSampler
 from crl_jax.telemetry.spans import Spans
 from crl_jax.telemetry.tracker import displayed
 from crl_jax.token_file import read_token
+from crl_jax.watchdog import Watchdog
 
 LOOK_S = 0.5  # between looks at the bank
 ROUND_S = 5.0  # after so long without a batch the processes look whether anything else is to be done
@@ -86,7 +89,8 @@ def learn_and_serve(config: Config, *, resume: bool, out: Callable[[str], None],
         parts.extractor_updates = parts.counters.step
         say(_described(parts))
         try:
-            _learn(parts, stop, say)
+            with Watchdog(config.run.step_timeout_s) as watchdog:
+                _learn(parts, stop, watchdog, say)
         except Preempted as stopped:
             step = save_at_once(parts)
             stop.saved = True
@@ -122,7 +126,7 @@ def open_job(config: Config, job: Job, *, resume: bool) -> Iterator[ExtractorPar
         yield ExtractorParts(config=config, job=job, folder=folder, shell=shell, **models, **outputs)
 
 
-def _learn(parts: ExtractorParts, stop: Preemption, say: Callable[[str], None]) -> None:
+def _learn(parts: ExtractorParts, stop: Preemption, watchdog: Watchdog, say: Callable[[str], None]) -> None:
     """All updates until the run is over."""
     spans, told = Spans(), parts.clock()
     while True:
@@ -132,8 +136,10 @@ def _learn(parts: ExtractorParts, stop: Preemption, say: Callable[[str], None]) 
             found = unless_stopped(stop, parts.job.processes, functools.partial(_look, parts))
             evidence, over, step = _told(parts, found)
         if evidence:
+            watchdog.begin(parts.counters.step)
             metrics = _update(parts, evidence, step, spans)
             _note(parts, metrics, spans, say)
+            watchdog.rest()
             told = parts.clock()
         elif over:
             return

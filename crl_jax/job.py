@@ -66,5 +66,7 @@ class Job:
             if rows_of_step(config, name) % count or (name == "actor" and config.run.groups_per_step % count):
                 key = "run.groups_per_step" if name == "actor" else "extractor.batch_size"
                 raise ConfigError(f"`{key}`: does not divide over {count} processes: use a multiple of {count}")
+        if count > 1 and "actor" in self.roles(config) and config.actor.server.url:
+            raise ConfigError("`actor.server.url`: several processes sample on their own devices each: leave it out, or use one process")
         if count > 1 and config.actor.gate.enabled and "actor" in self.roles(config):
             raise ConfigError("`actor.gate.enabled`: the gate's tally is kept by one process: set it to false, or use one process")

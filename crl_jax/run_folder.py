@@ -47,9 +47,10 @@ def claim(config: Config, processes: Processes | None = None, *, resume: bool) -
         everyones = processes.gather(hashlib.sha256(to_yaml(settings).encode()).hexdigest(), "the configuration")
         if len(set(everyones)) > 1:
             raise ConfigError("the processes of the job have different configurations: start all with the same file and settings")
-        if not (folder / LOCK).exists():
+        seen = processes.gather((folder / LOCK).exists(), "the run's folder")  # so that none goes on alone
+        if not all(seen):
             raise ConfigError(
-                f"{folder} of process 0 is not there in process {processes.index}: set run.dir to a folder that all hosts mount, for a "
+                f"{folder} of process 0 is not there in process {seen.index(False)}: set run.dir to a folder that all hosts mount, for a "
                 "checkpoint is written by all"
             )
         yield folder

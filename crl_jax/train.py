@@ -116,7 +116,7 @@ def _steps(
             with spans("collect"):  # nothing of the step has changed anything yet
                 batch = unless_stopped(stop, run.job.processes, functools.partial(admission.take, step))
             run.saver.check()
-            metrics: dict[str, Any] = run.joined(_rollout_metrics(run, batch), f"the episodes of step {step}")
+            metrics = _rollout_metrics(run, batch)
             with spans("bank"):
                 run.feed_bank(batch.episodes, step)
             with spans("actor_step"):
@@ -182,6 +182,12 @@ def _learn_actor(run: Run, batch: Batch) -> dict[str, Any]:
 
 
 def _rollout_metrics(run: Run, batch: Batch) -> dict[str, Any]:
+    """Of all processes: a batch is there when the slowest of them has its part."""
+    metrics = run.joined(_measured(run, batch), f"the episodes of step {batch.step}")
+    return metrics | {"rollout/tokens_per_s": metrics["rollout/tokens"] / max(metrics["rollout/collect_s"], 1e-9)}
+
+
+def _measured(run: Run, batch: Batch) -> dict[str, Any]:
     episodes, version = batch.episodes, run.actor.version
     tokens = sum(int(e.log.loss_mask.sum()) for e in episodes)
     lags = [version - e.started_version for e in episodes]
@@ -191,7 +197,7 @@ def _rollout_metrics(run: Run, batch: Batch) -> dict[str, Any]:
         "rollout/env_steps": sum(not t.tool for e in episodes for t in e.turns),
         "rollout/asks": Sum(sum(t.tool for e in episodes for t in e.turns), len(episodes)),
         "rollout/env_errors": sum(e.reward is None for e in episodes),
-        "rollout/tokens_per_s": sum(len(e.log) for e in episodes) / max(batch.collect_s, 1e-9),
+        "rollout/tokens": sum(len(e.log) for e in episodes),
         "rollout/sampled_tokens": tokens,
         "rollout/collect_s": batch.collect_s,
         "lag/mean": Sum(sum(lags), len(lags)),
