@@ -31,6 +31,7 @@ from launch.cloud.outcome import PREEMPTED_CODES
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROLES = ("actor", "extractor")
 POLL_S = 0.2
+SPARE_S = 15.0  # a host's watcher kills its trainer at the end of the grace period: a watcher that is killed sooner leaves it running
 WRONG = 2  # a trainer's exit code for settings that cannot be run
 
 
@@ -60,6 +61,7 @@ class Pod:
         watch += ["--coordinator", f"127.0.0.1:{self.coordinators[role]}", "--cwd", str(ROOT)]
         watch += ["--grace-s", f"{self.grace_s:g}", "--stall-s", f"{self.stall_s:g}"]
         own = [f"run.dir={self.folder}", f"run.name={role}", f"bank.server.url=grpc://127.0.0.1:{self.bank_port}", "bank.server.run=pod"]
+        own.append(f"run.preempt_grace_s={0.9 * self.grace_s:g}")  # it leaves with 75 before its watcher kills it
         if role == "extractor":
             own.append(f"extractor.listen.port={self.listen[index]}")
         crl = [*_crl("train"), self.recipe, *self.settings, *own, "--role", role, *(["--resume"] if resume else [])]
@@ -94,7 +96,7 @@ class Job:
         """After a bad end of one process: how those ended that did so by themselves within ``limit_s``; the others are made to."""
         _wait(self._running, limit_s)
         ended = self.codes()
-        self.stop(15)
+        self.stop(self._pod.grace_s + SPARE_S)
         return ended
 
     def stop(self, limit_s: float) -> list[int | None]:
@@ -149,7 +151,7 @@ def _run(args: argparse.Namespace, commands: Commands) -> int:
         try:
             return _watch(jobs, bank, args, told)
         finally:
-            _stop(jobs, args.grace_s + 15)
+            _stop(jobs, args.grace_s + SPARE_S)
 
 
 def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Namespace, told: list[int]) -> int:
@@ -159,7 +161,7 @@ def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Na
         job.start(resume=args.resume)
     while True:
         if told:
-            codes = _stop(jobs, args.grace_s + 15)
+            codes = _stop(jobs, args.grace_s + SPARE_S)
             print(f"local_pod: stopped, exit codes {codes}: the same command with --resume goes on", flush=True)
             return 75
         if bank.poll() is not None:
@@ -181,7 +183,7 @@ def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Na
             if WRONG in everyones or failures > args.max_failures:
                 why = "another start would end the same way" if WRONG in everyones else f"{args.max_failures} retries are used up"
                 print(f"local_pod: {why}: see hosts/{job.role}-*/log in {args.folder}", file=sys.stderr)
-                return next(int(code) for code in bad if code is not None)
+                return WRONG if WRONG in everyones else next(int(code) for code in bad if code is not None)
             job.start(resume=True)
         if all(code == 0 for code in codes["actor"]):
             extractor_end = extractor_end or time.monotonic() + args.finish_s
@@ -214,7 +216,10 @@ def _bank(pod: Pod, environment: dict[str, str], commands: Commands) -> Iterator
 def _told_to_stop() -> Iterator[list[int]]:
     """The signals that came; they end nothing by themselves."""
     told: list[int] = []
-    before = {number: signal.signal(number, lambda found, _: told.append(found)) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as by nohup; else a closed terminal would leave the processes running
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda found, _: told.append(found)) for number in numbers}
     try:
         yield told
     finally:

@@ -35,7 +35,8 @@ from typing import Any
 
 NOTHING_THERE = re.compile(r"matched no objects|does not exist|not found|did not match", re.IGNORECASE)
 HUNG = 124  # as timeout(1)
-STEP = re.compile(rb"step \d+/\d+")  # what the trainer prints when a step is done; before the first one it compiles, which may take long
+# what the trainer prints when a step is done, of the actor or of the extractor; before the first one it compiles, which may take long
+STEP = re.compile(rb"step \d+/\d+|update +\d+  at step \d+/\d+")
 # What says who is who in a pod. Left over from an earlier start it would lead to a coordinator that is gone. MEGASCALE_* joins slices into
 # one program; here every role is a program of its own slice.
 STALE = re.compile(r"(CRL|JAX)_(COORDINATOR\w*|NUM_PROCESSES|PROCESSES|PROCESS_ID)|MEGASCALE_\w+")

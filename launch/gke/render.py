@@ -24,7 +24,7 @@ FOLDER = pathlib.Path(__file__).parent
 COORDINATOR_PORT = 8476
 SERVE_PORT = 8002  # of the extractor's servers, one on each of its hosts, which the bank samples from
 TOKEN = "/secrets/bank/token"
-GRACE_S = 60.0  # from SIGTERM to SIGKILL of a pod
+GRACE_S = 60.0  # from SIGTERM to SIGKILL of a pod: 10 s before it the watcher kills its trainer, which has left by itself 5 s before that
 HOLD_S = 90.0  # longer: a failure waits for a sibling's preemption to be seen first
 
 
@@ -149,6 +149,7 @@ def _pod(job: Job, role: str, settings: tuple[str, ...]) -> dict[str, Any]:
 def _trainer(job: Job, role: str, settings: tuple[str, ...]) -> list[str]:
     shared = ["run.dir=/data", f"run.name={job.name}-{role}", f"bank.server.url=grpc://{job.bank}:8100"]
     shared += [f"bank.server.token_file={TOKEN}", f"bank.server.run={job.name}"]
+    shared.append(f"run.preempt_grace_s={GRACE_S - 15:g}")
     if role == "extractor":
         shared += ["extractor.listen.host=0.0.0.0", f"extractor.listen.port={SERVE_PORT}", f"extractor.listen.token_file={TOKEN}"]
     return [

@@ -17,6 +17,7 @@ STALE = {
     **{"CRL_PROCESS_ID": "7", "MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9", "MEGASCALE_SLICE_ID": "1", "TPU_WORKER_HOSTNAMES": "10.9.9.9"},
 }
 STEP = "print('step 1/9  guided 0.5', flush=True)\n"
+UPDATE = "print('update    1  at step 3/12 of the run  reward +0.50', flush=True)\n"  # of the extractor's job
 
 
 def words(verb: str, folder: pathlib.Path, trainer: str = "", *more: str, processes: int = 2) -> list[str]:
@@ -73,8 +74,9 @@ def test_exit_codes_come_back(tmp_path: pathlib.Path, trainer: str, code: int) -
     assert status(tmp_path) == f"crl-worker 1 exited {code}"
 
 
-def test_T08_a_step_that_hangs_leaves_its_stacks_and_ends(tmp_path: pathlib.Path) -> None:
-    trainer = STEP + "import time\ndef hung_step(): time.sleep(60)\nhung_step()"
+@pytest.mark.parametrize("done", [STEP, UPDATE])
+def test_T08_a_step_that_hangs_leaves_its_stacks_and_ends(tmp_path: pathlib.Path, done: str) -> None:
+    trainer = done + "import time\ndef hung_step(): time.sleep(60)\nhung_step()"
     # without -I and -S, which keep Python from reading PYTHONFAULTHANDLER
     given = words("run", tmp_path, trainer, "--stall-s", "0.5")
     del given[given.index("--") + 2]

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from launch import local_pod
+from launch.cloud.commands import Commands
 
 
 def commands(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
@@ -36,3 +37,13 @@ def test_resume_goes_to_every_trainer(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_T05_what_is_no_recipe_or_setting_is_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert local_pod.main(["--dry-run", *words]) == 2
     assert "local_pod:" in capsys.readouterr().err
+
+
+def test_T03_a_trainer_that_hangs_is_killed_by_its_watcher_before_the_watcher_is_killed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(local_pod.Job, "stop", lambda job, limit_s: limits.append(limit_s))
+    pod = local_pod.Pod("r.yaml", (), tmp_path, 1, 1, {"actor": 2}, (3,), grace_s=60.0, stall_s=0.0)
+    assert local_pod.Job(pod, "actor", {}, Commands()).settle(0.0) == []
+    assert limits[0] > pod.grace_s  # sooner, and the trainer is left running with the lock of its folder
