@@ -274,7 +274,7 @@ def manager_of(
             query_max_open=b.query_max_open,
             search_workers=b.search_workers,
             sample_timeout_s=config.run.collect_timeout_s,
-            ask_timeout_s=config.ask.timeout_s,
+            ask_timeout_s=min(config.ask.timeout_s, config.run.collect_timeout_s / 2),  # the episode that asked goes on
             io_timeout_s=min(IO_S, config.run.collect_timeout_s / 2),
             submit_timeout_s=min(IO_S, config.run.collect_timeout_s / 2),
             seed=derive_seed(config.run.seed, "bank"),

@@ -51,11 +51,9 @@ from crl_jax.token_file import read_token
 from crl_jax.watchdog import Watchdog
 
 LOOK_S = 0.5  # between looks at the bank
-ROUND_S = 5.0  # after so long without a batch the processes look whether anything else is to be done
+EARLIER_S = 600.0  # the actor's job begins within this, so what the bank says of the run is true then
 WORD_S = 60.0  # between lines that say that it still waits
 _CALL_S = 60.0  # of a call to the bank beyond its own deadline
-
-Found = dict[str, Any]  # "over": whether the run is, "evidence": what to learn from
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -133,8 +131,8 @@ def _learn(parts: ExtractorParts, stop: Preemption, watchdog: Watchdog, say: Cal
         parts.front.check()
         parts.saver.check()
         with spans("wait"):
-            found = unless_stopped(stop, parts.job.processes, functools.partial(_look, parts))
-            evidence, over, step = _told(parts, found)
+            unless_stopped(stop, parts.job.processes, functools.partial(_pause, parts))
+            evidence, over, step = _look(parts)  # what it takes from the bank is learned from before the job stops
         if evidence:
             watchdog.begin(parts.counters.step)
             metrics = _update(parts, evidence, step, spans)
@@ -148,37 +146,32 @@ def _learn(parts: ExtractorParts, stop: Preemption, watchdog: Watchdog, say: Cal
             told = parts.clock()
 
 
-def _look(parts: ExtractorParts) -> Found:
-    """In the first process: a batch as soon as there is one, or how far the run is."""
-    if not parts.job.processes.first:
-        return {}
-    end = parts.clock() + ROUND_S
-    while True:
-        evidence = parts.call(parts.bank.pop_batch(), "the extractor's batch")
+def _pause(parts: ExtractorParts) -> None:
+    """The time between looks at the bank; the other processes wait for the first."""
+    if parts.job.processes.first:
+        time.sleep(LOOK_S)
+
+
+def _look(parts: ExtractorParts) -> tuple[list[Sample], bool, int]:
+    """What the first process finds in the bank, in all of them: a batch if there is one, whether the run is over, its newest step."""
+    processes, evidence = parts.job.processes, list[Sample]()
+
+    def asked() -> tuple[bool, int, bool]:
+        evidence.extend(parts.call(parts.bank.pop_batch(), "the extractor's batch") or ())
         step = int(parts.call(parts.bank.stats(), "looking how far the run is").get("step", 0))
         parts.went_on |= step < parts.config.run.steps
-        over = step >= parts.config.run.steps and _of_this_run(parts)
-        if evidence or over or parts.clock() > end:
-            return {"evidence": evidence or [], "over": over, "step": step}
-        time.sleep(LOOK_S)
+        return step >= parts.config.run.steps and _of_this_run(parts), step, bool(evidence)
+
+    over, step, some = processes.of_first(asked, "what there is to do")
+    if some and processes.count > 1:
+        evidence = _unpacked(processes.bytes_of_first(_packed(evidence), "the evidence"))
+    return evidence, over, step
 
 
 def _of_this_run(parts: ExtractorParts) -> bool:
     """Whether the bank speaks of this run's end. A bank that is used again says that of the run before, until the actor's job has begun."""
     parts.began = parts.began or parts.clock()
-    return parts.went_on or parts.clock() - parts.began > parts.config.run.collect_timeout_s
-
-
-def _told(parts: ExtractorParts, found: Found) -> tuple[list[Sample], bool, int]:
-    """What the first process found, in all of them."""
-    processes = parts.job.processes
-    if processes.count == 1:
-        return found["evidence"], found["over"], found["step"]
-    over, step, some = processes.of_first(lambda: [found["over"], found["step"], bool(found["evidence"])], "what there is to do")
-    if not some:
-        return [], over, step
-    packed = processes.bytes_of_first(_packed(found["evidence"]) if processes.first else b"", "the evidence")
-    return _unpacked(packed), over, step
+    return parts.went_on or parts.clock() - parts.began > EARLIER_S
 
 
 def _packed(evidence: Sequence[Sample]) -> bytes:

@@ -180,7 +180,8 @@ class DurableManager(ExperienceManager):
 
     async def restore_once(self, key: str, saved: dict[str, Any] | None, *, rewind: bool, timeout_s: float, run: str = "") -> None:
         """As `restore`; None: as `restart`. With ``rewind`` episodes that wait are dropped, and what is being distilled is waited for;
-        without it ``run`` may submit those of its own that wait again, to no effect."""
+        without it ``run`` may submit those of its own that wait again, to no effect, and the training buffer stays as it is: what other
+        jobs and runs have brought and taken meanwhile counts."""
         record = saved or {"revision": 0, "step": 0, "buffer": _EMPTY}
 
         def keep(db: sqlite3.Connection) -> None:
@@ -188,7 +189,7 @@ class DurableManager(ExperienceManager):
                 db.execute("DELETE FROM inbox")
             else:
                 self._again.update(i for (i,) in db.execute("SELECT id FROM inbox") if i.startswith(prefix_of(run)))
-            self._keep(db, key, "{}", step=int(record["step"]), buffer=str(record["buffer"]))
+            self._keep(db, key, "{}", step=self.step, buffer=str(record["buffer"]) if rewind else None)
 
         async def work() -> str:
             self._steps.forget(run)
@@ -197,8 +198,11 @@ class DurableManager(ExperienceManager):
                 if left := await super(DurableManager, self).drain(timeout_s):
                     late = f"{left} episodes are still being distilled after {timeout_s:.0f} s"
                     raise Refused("FAILED_PRECONDITION", f"{late}: restore when nothing runs, or give the call more time")
+            step, buffer = self.step, self.buffer.to_json()
             await self.restore(record, rewind=rewind, **({"also": keep} if rewind else {}))
             if not rewind:
+                self.step = step
+                self.buffer.restore(buffer)
                 await self._thread.run(self._store.transaction, keep)
             return "{}"
 

@@ -1,7 +1,8 @@
 """How far each run of a bank's clients has come.
 
 Owns: the newest step of each run, and what names a run's episodes. Promises: a step begins once however many processes of the run tell of
-it, and a late word of an older one begins none; a run that went back to a checkpoint begins anew. Does not: act on steps.
+it, and a late word of an older one begins none; a run that went back to a checkpoint, or is at step 0 again, begins anew. Does not: act on
+steps.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class RunSteps:
         return self._newest.get(run, 0)
 
     def is_new(self, run: str, step: int) -> bool:
-        """Whether ``run`` has not come to ``step`` yet."""
-        return not run or run not in self._newest or step > self._newest[run]
+        """Whether ``run`` has not come to ``step`` yet. After a later one step 0 is the beginning of another run of that name."""
+        return not run or run not in self._newest or step > self._newest[run] or 0 == step < self._newest[run]
 
     def begin(self, run: str, step: int) -> None:
         """``run`` is at ``step``."""

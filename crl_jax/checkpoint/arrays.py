@@ -58,14 +58,17 @@ def write_tree(folder: pathlib.Path, tree: Any) -> tuple[Leaf, ...]:
     return held.table
 
 
-def begin_tree(folder: pathlib.Path, held: Held) -> Callable[[], None]:
+_copied: Any = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
+def begin_tree(folder: pathlib.Path, held: Held, *, wait_s: float) -> Callable[[], None]:
     """Begins to save what several processes hold, in all of them: the values are in host memory when it returns. The function it returns
-    waits until this process's part is on disk; from any thread.
+    waits until this process's part is on disk, from any thread; ``wait_s`` bounds the processes' waits for each other.
     """
     data = held.data
     if jax.default_backend() == "cpu":  # there a fetch would be the device's own buffer, which the next step reuses
-        data = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(data)
-    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        data = _copied(data)
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=int(wait_s))
     checkpointer.save(folder.resolve(), args=ocp.args.PyTreeSave(data))
 
     def finish() -> None:

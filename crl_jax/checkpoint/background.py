@@ -110,7 +110,8 @@ class Saver:
             write()
             if self._processes.first:
                 retention.prune(self.root, self._keep)
-        except BaseException as error:  # handed to the thread that trains, which raises it
+        except BaseException as error:  # handed to the thread that trains, which raises it; other processes wait for this one's part
+            self._beside.fail(error)
             done.set_exception(error)
         else:
             done.set_result(None)

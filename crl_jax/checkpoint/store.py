@@ -102,7 +102,7 @@ def begin_together(
 
     processes.of_first(begin, f"the folder of step {step}")
     try:
-        writing = [begin_tree(folder / "arrays" / name, tree) for name, tree in held.items()]
+        writing = [begin_tree(folder / "arrays" / name, tree, wait_s=processes.deadline_s) for name, tree in held.items()]
     except Exception:
         removed()
         raise

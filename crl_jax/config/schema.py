@@ -142,7 +142,7 @@ class AskConfig:
 
     enabled: bool = False
     max_uses: int = 2  # per episode
-    timeout_s: float = 60.0  # of one answer; after it the entry itself is the answer, and counted (bank/ask_fallbacks)
+    timeout_s: float = 60.0  # of one answer, at most half of run.collect_timeout_s; later the entry itself is it (bank/ask_fallbacks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ def test_the_defaults_with_tasks_are_fine_and_without_tasks_are_not() -> None:
         pytest.param("actor.optimizer.warmup_steps=128", "do not end within run.steps=128", id="C06-warm-up-of-the-whole-run"),
         pytest.param("actor.sampling.temperature=1e-40", "1e-6 or more", id="temperature-beyond-float32"),
         pytest.param("actor.sampling.top_k=4294967296", "below 2^31", id="top-k-beyond-int32"),
-        pytest.param(("ask.enabled=true", "ask.timeout_s=600"), "an answer that is late must leave it time", id="ask-as-long-as-the-batch"),
         pytest.param("actor.server.url=host:8000", "write http://HOST:PORT", id="server-without-scheme"),
         pytest.param("actor.server.url='http://a:1,b:1'", "'b:1': write http://HOST:PORT", id="second-server-without-scheme"),
         pytest.param("actor.server.url='http://a:1,'", "'': write http://HOST:PORT", id="server-without-address"),
