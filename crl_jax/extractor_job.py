@@ -64,7 +64,7 @@ class ExtractorParts(Parts):
     bank: RunBank
     front: RoleFront
     began: float = 0.0  # when it looked at the bank first
-    went_on: bool = False  # whether it has seen the run before its end
+    went_on: bool = False  # whether this run was seen before its end, by this process or one before
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -117,10 +117,11 @@ def open_job(config: Config, job: Job, *, resume: bool) -> Iterator[ExtractorPar
         queue = 4 * config.extractor.slots + config.extractor.concurrency
         assert isinstance(extractor.sampler, EngineSampler)  # `Job.check`
         front = stack.enter_context(open_front("extractor", extractor.sampler, model.codec, at=at, shell=shell, queue=queue))
+        went_on = run_folder.holds_run(folder)
         if job.processes.first:
             run_folder.write_config(folder, config)
         outputs = {"trackers": trackers, "profiler": profiler, "saver": saver}
-        models = {"extractor": extractor, "bank": bank, "front": front, "manager": None}
+        models = {"extractor": extractor, "bank": bank, "front": front, "manager": None, "went_on": went_on}
         yield ExtractorParts(config=config, job=job, folder=folder, shell=shell, **models, **outputs)
 
 

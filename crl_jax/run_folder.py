@@ -58,7 +58,7 @@ def claim(config: Config, processes: Processes | None = None, *, resume: bool) -
 
 @contextlib.contextmanager
 def _claimed(folder: pathlib.Path, *, resume: bool) -> Iterator[None]:
-    if not resume and _holds_run(folder):
+    if not resume and holds_run(folder):
         raise ConfigError(f"{folder} already holds a run: add --resume to continue it, choose another run.name, or delete the folder")
     with contextlib.ExitStack() as stack:
         try:
@@ -105,6 +105,7 @@ def write_config(folder: pathlib.Path, config: Config) -> None:
     (folder / CONFIG).write_text(to_yaml(config), encoding="utf-8")
 
 
-def _holds_run(folder: pathlib.Path) -> bool:
+def holds_run(folder: pathlib.Path) -> bool:
+    """Whether a run has begun in ``folder``."""
     metrics = folder / "metrics.jsonl"
     return (folder / CONFIG).exists() or (metrics.exists() and metrics.stat().st_size > 0)
