@@ -14,6 +14,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -28,6 +29,12 @@ START_S = 300  # all processes must have started by then
 
 class PeerFailed(UserError, RuntimeError):
     """Another process of the job failed: its own log says more."""
+
+
+class Misplaced(UserError, ValueError):
+    """What the launcher says of this process cannot be."""
+
+    exit_code = 2  # another start would end the same way
 
 
 class FailureNotice(str):
@@ -53,11 +60,15 @@ class Topology:
 
     def __post_init__(self) -> None:
         if self.processes < 1:
-            raise UserError(f"--processes {self.processes}: a job has 1 or more")
+            raise Misplaced(f"--processes {self.processes}: a job has 1 or more")
         if not 0 <= self.process_id < self.processes:
-            raise UserError(f"--process-id {self.process_id} of --processes {self.processes}: ids are 0 to {self.processes - 1}")
+            raise Misplaced(f"--process-id {self.process_id} of --processes {self.processes}: ids are 0 to {self.processes - 1}")
+        where = "HOST:PORT, where process 0 listens, e.g. 10.0.0.7:8476"
         if self.processes > 1 and not self.coordinator:
-            raise UserError("--processes above 1 needs --coordinator HOST:PORT, where process 0 listens, e.g. 10.0.0.7:8476")
+            raise Misplaced(f"--processes above 1 needs --coordinator {where}")
+        host, _, port = self.coordinator.rpartition(":")
+        if self.coordinator and not (host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16):
+            raise Misplaced(f"--coordinator {self.coordinator}: give {where}")
 
 
 class Processes:
@@ -235,6 +246,10 @@ def join(topology: Topology, *, heartbeat_s: int = HEARTBEAT_S) -> Processes:
             shutdown_timeout_seconds=HEARTBEAT_S,
         )
     except RuntimeError as error:
+        if "Failed to start RPC server" in str(error):  # at once
+            port = topology.coordinator.rpartition(":")[2]
+            fix = "end it, or give all processes a --coordinator with a free port"
+            raise UserError(f"process 0 cannot listen on port {port} (another program does?): {fix}") from error
         waited = f"process {topology.process_id} did not meet the {topology.processes} processes at {topology.coordinator}"
         raise UserError(f"{waited} within {START_S} s ({error}): start all of them, with the same --coordinator") from error
     client: Any = distributed.global_state.client

@@ -29,7 +29,7 @@ from crl_jax.evaluate import evaluate
 from crl_jax.extractor_learner import ExtractorLearner
 from crl_jax.job import Job, RoleName
 from crl_jax.preemption import Preempted, Preemption, unless_stopped
-from crl_jax.processes import Topology, join
+from crl_jax.processes import Processes, Topology, join
 from crl_jax.records import Condition, Episode, Group, Sum
 from crl_jax.rollout.admission import Admission
 from crl_jax.rollout.assemble import actor_samples, success_rate
@@ -264,7 +264,9 @@ def main(config: Config, *, resume: bool = False, role: RoleName | None = None, 
     say = functools.partial(print, flush=True)
     # At Python's 5 ms a thread that waits for the lock (the bank's writer, the event loop) loses most of a step beside a busy one.
     sys.setswitchinterval(SWITCH_S)
-    with join(topology or Topology()) as processes:
+    topology = topology or Topology()
+    Job(role, Processes(topology.process_id, topology.processes, None)).check(config)  # before it waits for others that would say the same
+    with join(topology) as processes:
         processes.deadline_s = max(processes.deadline_s, config.run.collect_timeout_s + SLACK_S)
         job = Job(role, processes)
         if role == "extractor":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fcntl
 import os
 import pathlib
 import signal
@@ -124,9 +125,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, commands: Commands) -> int:
     recipe = checked("recipe", args.recipe)
+    if not (ROOT / recipe).is_file():
+        raise Refused(f"recipe {recipe} is not in {ROOT}: give one, e.g. configs/local_pod.yaml")
     all_checked("setting", args.settings)
     if args.processes < 1 or args.devices < 1:
         raise Refused(f"--processes {args.processes} and --devices {args.devices} must be 1 or more")
+    for name, limit_s in vars(args).items():
+        if name.endswith("_s") and not limit_s >= 0:
+            raise Refused(f"--{name.replace('_', '-')} {limit_s:g}: give 0 or more seconds")
     folder = pathlib.Path(args.folder).absolute()
     ports = _free_ports(3 + args.processes)
     pod = Pod(
@@ -147,7 +153,7 @@ def _run(args: argparse.Namespace, commands: Commands) -> int:
         for words in (pod.bank(), *(pod.trainer(role, i, resume=args.resume) for role in ROLES for i in range(args.processes))):
             commands.run(words, timeout_s=1)
         return 0
-    with _told_to_stop() as told, _bank(pod, environment, commands) as bank:
+    with _told_to_stop() as told, _claimed(folder), _bank(pod, environment, commands) as bank:
         try:
             return _watch(jobs, bank, args, told)
         finally:
@@ -200,8 +206,23 @@ def _stop(jobs: Sequence[Job], limit_s: float) -> list[int | None]:
 
 
 @contextlib.contextmanager
+def _claimed(folder: pathlib.Path) -> Iterator[None]:
+    """The folder, made if needed, for one pod at a time; the lock goes with this process. Raises Refused before anything was started."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / "lock").open("a"))
+        except OSError as error:
+            raise Refused(f"cannot write in {folder} ({error.strerror}): give another --folder") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Refused(f"another local_pod runs in {folder}: wait for its end, stop it, or give another --folder") from error
+        yield
+
+
+@contextlib.contextmanager
 def _bank(pod: Pod, environment: dict[str, str], commands: Commands) -> Iterator[subprocess.Popen[bytes]]:
-    pod.folder.mkdir(parents=True, exist_ok=True)
     with (pod.folder / "bank.log").open("ab") as log:
         bank = _started(pod.bank(), environment, log.fileno(), commands)
         try:

@@ -2,11 +2,12 @@
 
 import pytest
 
+from crl_jax import train
 from crl_jax.config.load import parse_text
 from crl_jax.config.parse import ConfigError
 from crl_jax.config.schema import Config
 from crl_jax.job import Job, RoleName
-from crl_jax.processes import Processes
+from crl_jax.processes import Processes, Topology
 
 SHARED = "bank.server.url=grpc://127.0.0.1:8100"
 FREE = "run.sync=false"
@@ -66,3 +67,9 @@ def test_the_roles_of_a_job_that_can_be(role: RoleName | None, processes: int, o
     one = job(role, processes)
     one.check(config(*overrides))
     assert one.roles(config(*overrides)) == roles
+
+
+def test_A08_a_process_that_cannot_be_does_not_wait_for_the_others_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "join", lambda *_: pytest.fail("it met the others first"))
+    with pytest.raises(ConfigError, match="2 processes train one model"):
+        train.main(config(FREE), topology=Topology("127.0.0.1:1", 1, 2))

@@ -221,9 +221,23 @@ def test_questions_of_the_past_leave_the_store() -> None:
         ({"coordinator": "h:1", "processes": 2, "process_id": 2}, "--process-id 2 of --processes 2: ids are 0 to 1"),
         ({"process_id": -1}, "--process-id -1 of --processes 1: ids are 0 to 0"),
         ({"processes": 2}, "needs --coordinator HOST:PORT"),
+        ({"coordinator": "host", "processes": 2}, "--coordinator host: give HOST:PORT"),
+        ({"coordinator": ":8476", "processes": 2}, "--coordinator :8476: give HOST:PORT"),
+        ({"coordinator": "h:port", "processes": 2}, "--coordinator h:port: give HOST:PORT"),
+        ({"coordinator": "h:99999", "processes": 2}, "--coordinator h:99999: give HOST:PORT"),
     ],
 )
 def test_a_topology_that_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as refused:
         Topology(**given)
+    assert refused.value.exit_code == 2  # so that a launcher does not start it again
     assert Topology("h:1", 1, 2).process_id == 1
+
+
+def test_a_port_in_use_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def initialize(*_: Any, **__: Any) -> None:
+        raise RuntimeError("UNKNOWN: Failed to start RPC server")
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    with pytest.raises(UserError, match="process 0 cannot listen on port 8476"):
+        processes.join(Topology("h:8476", 0, 2))

@@ -21,11 +21,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def simulate(args: argparse.Namespace) -> int:
     """Every number of environments in turn and beside each other; prints the table and, with more than one mode, who waited for what."""
+    from crl_jax.config.parse import ConfigError
     from crl_jax.simulate.fit import config_of, fit, rows_of
     from crl_jax.simulate.outcome import table
     from crl_jax.simulate.schedule import simulate as outcome_of
     from crl_jax.simulate.workload import load_workload
 
+    if args.json is not None and not args.json.absolute().parent.is_dir():  # before what takes minutes
+        raise ConfigError(f"--json {args.json}: there is no folder {args.json.parent}: make it first")
     start = None if args.folder is None else fit(rows_of(args.folder), config_of(args.folder))
     workload = load_workload(args.workload, args.overrides, start=start)
     outcomes = [outcome_of(workload.at(count, sync=sync)) for count in args.environments for sync in (True, False)]

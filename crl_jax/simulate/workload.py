@@ -13,7 +13,8 @@ import dataclasses
 import math
 import pathlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from crl_jax.config.load import load_as
 from crl_jax.config.parse import ConfigError
@@ -93,10 +94,9 @@ class Workload:
     other_s: float = 0.0  # of each step
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float) and value < 0:
-                raise ConfigError(f"{field.name} is {value}: give 0 or more")
+        for name, value in _numbers(self):
+            if value < 0:
+                raise ConfigError(f"{name} is {value}: give 0 or more")
         small = [name for name in ("steps", "environments", "concurrency", "extractor_batch", "bank_entries") if getattr(self, name) < 1]
         small += [f"{name}.slots" for name in ("actor", "extractor") if getattr(self, name).slots < 1]
         if small:
@@ -119,6 +119,16 @@ class Workload:
     def update_s(self) -> float:
         """One update of the actor."""
         return self.learner_s + self.learner_episode_s * self.environments
+
+
+def _numbers(of: Any, within: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a dataclass, with its name as in an override."""
+    for field in dataclasses.fields(of):
+        value, name = getattr(of, field.name), f"{within}{field.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _numbers(value, f"{name}.")
+        elif isinstance(value, int | float):
+            yield name, value
 
 
 def load_workload(path: pathlib.Path | None, overrides: Sequence[str] = (), *, start: Workload | None = None) -> Workload:

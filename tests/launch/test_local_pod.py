@@ -33,7 +33,16 @@ def test_resume_goes_to_every_trainer(capsys: pytest.CaptureFixture[str], tmp_pa
     assert all(line.endswith("--resume") for line in commands(capsys, "--folder", str(tmp_path), "--resume")[1:])
 
 
-@pytest.mark.parametrize("words", [["configs/local_pod.yaml; touch x"], ["configs/local_pod.yaml", "run.steps"], ["--processes", "0"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["configs/local_pod.yaml; touch x"],
+        ["configs/local_pod.yaml", "run.steps"],
+        ["--processes", "0"],
+        ["configs/none.yaml"],
+        ["--grace-s", "-1"],
+    ],
+)
 def test_T05_what_is_no_recipe_or_setting_is_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert local_pod.main(["--dry-run", *words]) == 2
     assert "local_pod:" in capsys.readouterr().err
@@ -47,3 +56,19 @@ def test_T03_a_trainer_that_hangs_is_killed_by_its_watcher_before_the_watcher_is
     pod = local_pod.Pod("r.yaml", (), tmp_path, 1, 1, {"actor": 2}, (3,), grace_s=60.0, stall_s=0.0)
     assert local_pod.Job(pod, "actor", {}, Commands()).settle(0.0) == []
     assert limits[0] > pod.grace_s  # sooner, and the trainer is left running with the lock of its folder
+
+
+@pytest.mark.parametrize("used", ["by another pod", "by a file"])
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_starts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], used: str
+) -> None:
+    monkeypatch.setattr(local_pod, "_started", lambda *_: pytest.fail("something was started"))
+    folder = tmp_path / "pod"
+    with local_pod._claimed(folder):
+        where = folder if used == "by another pod" else folder / "lock"
+        assert local_pod.main(["--folder", str(where)]) == 2
+    said = capsys.readouterr().err
+    assert ("another local_pod runs in" if used == "by another pod" else "cannot write in") in said
+    assert "--folder" in said
+    with local_pod._claimed(folder):
+        pass  # free again

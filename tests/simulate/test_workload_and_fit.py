@@ -92,6 +92,8 @@ def test_files_words_and_a_start_are_put_together(tmp_path: pathlib.Path) -> Non
         (["steps=0"], "steps: give 1 or more"),
         (["actor.slots=0"], r"actor\.slots"),
         (["learner_s=-1"], "learner_s is -1"),
+        (["env_s.mean=-1"], r"env_s\.mean is -1"),
+        (["actor.decode_s=-1"], r"actor\.decode_s is -1"),
         (["sync=true"], "max_lag=0"),
         (["extractor_batch=999"], "buffer_capacity 512"),
     ],
@@ -111,5 +113,10 @@ def test_the_command_prints_both_modes_and_writes_json(tmp_path: pathlib.Path, c
     assert [(o["environments"], o["sync"]) for o in found] == [(2, True), (2, False), (4, True), (4, False)]
     assert sum(found[3]["lags"]["episodes"].values()) == 12
     assert cli.main(["simulate", "--environments", "2", "stepz=3"]) == 2
+    capsys.readouterr()
+    assert cli.main(["simulate", "--json", str(tmp_path / "no" / "o.json")]) == 2
+    said = capsys.readouterr()
+    assert "make it first" in said.err
+    assert not said.out
     with pytest.raises(SystemExit):
         cli.main(["simulate", "--environments", "two"])
