@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import os
@@ -22,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from launch.cloud.commands import Commands
 from launch.cloud.errors import LaunchError, Refused
@@ -33,6 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROLES = ("actor", "extractor")
 POLL_S = 0.2
 SPARE_S = 15.0  # a host's watcher kills its trainer at the end of the grace period: a watcher that is killed sooner leaves it running
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 WRONG = 2  # a trainer's exit code for settings that cannot be run
 
 
@@ -251,7 +253,22 @@ def _told_to_stop() -> Iterator[list[int]]:
 def _started(argv: Sequence[str], environment: dict[str, str], log: int | None, commands: Commands) -> subprocess.Popen[bytes]:
     """In a session of its own, so that a terminal's SIGINT comes to this process alone."""
     commands.say("start: " + " ".join(argv[-12:]))
-    return subprocess.Popen(argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    stop = _stopped_with(os.getpid()) if sys.platform == "linux" else None
+    return subprocess.Popen(
+        argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=stop
+    )
+
+
+def _stopped_with(parent: int) -> Callable[[], None]:
+    """What a child calls before it begins, so that it is told to stop when this process is killed, which cannot do it then (Linux)."""
+    prctl = ctypes.CDLL(None).prctl  # looked up here: a child between fork and exec should do little
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:

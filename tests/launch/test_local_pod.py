@@ -2,6 +2,10 @@
 
 import pathlib
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -72,3 +76,23 @@ def test_a_folder_that_cannot_be_used_is_refused_before_anything_starts(
     assert "--folder" in said
     with local_pod._claimed(folder):
         pass  # free again
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
+def test_T03_what_a_killed_pod_had_started_is_told_to_stop() -> None:
+    child = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit())); "
+    child += "print('ready', flush=True); time.sleep(60)"
+    pod = f"""
+import os, sys, time
+from launch import local_pod
+from launch.cloud.commands import Commands
+local_pod._started([sys.executable, "-c", {child!r}], dict(os.environ), 1, Commands())
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", pod], cwd=local_pod.ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert any(line == "ready\n" for line in parent.stdout)
+        began = time.monotonic()
+        parent.send_signal(signal.SIGKILL)
+        assert parent.stdout.read() == "told\n"  # and no longer open
+        assert time.monotonic() - began < 30
