@@ -130,18 +130,18 @@ class Watch:
         self._topology = Topology(args.process_id, args.processes, args.coordinator)
         self._heard = time.monotonic()
         self._stepped = False
-        self._leave = threading.Event()
+        self._told: list[int] = []  # SIGTERM came; no Event: a second one inside its set() would wait for the first for ever
         self._over = threading.Event()
 
     def code(self) -> int:
         """Runs the trainer and returns its exit code, as a shell would give it."""
-        signal.signal(signal.SIGTERM, lambda *_: self._leave.set())
+        signal.signal(signal.SIGTERM, lambda number, _: self._told.append(number))
         self._write_state("running")
         with (self._folder / "log").open("ab") as log:
             if not self._mirror("down"):
                 self._note(log, "the runs in the bucket could not be fetched: not started, for it would begin again at step 0")
                 return self._end(1)
-            if self._leave.is_set():
+            if self._told:
                 self._note(log, "told to leave before the start")
                 return self._end(75)
             words = [*self._args.command, *self._topology.words()]
@@ -178,7 +178,9 @@ class Watch:
         self._write_state(_ended(self._folder), code=code)
         if code not in (0, 75, 143) and self._args.hold_failure_s:
             # A sibling that was preempted takes this one down. Its own end must be seen first, or the whole counts as a failure.
-            self._leave.wait(self._args.hold_failure_s)
+            end = time.monotonic() + self._args.hold_failure_s
+            while not self._told and time.monotonic() < end:
+                time.sleep(0.1)
         return code
 
     def _wait(self, child: "subprocess.Popen[bytes]", log: Any) -> int:
@@ -194,7 +196,7 @@ class Watch:
                 self._note(log, "it does not end: SIGKILL")
                 _signal(os.killpg, child.pid, signal.SIGKILL)
                 kill_at = now + 60
-            elif self._leave.is_set() and not kill_at:
+            elif self._told and not kill_at:
                 grace_s = _asked_grace(self._folder) or self._args.grace_s
                 self._note(log, f"told to leave: SIGTERM, and SIGKILL in {grace_s:g} s")
                 _signal(os.kill, child.pid, signal.SIGTERM)

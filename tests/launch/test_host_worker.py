@@ -188,3 +188,16 @@ def test_while_the_trainer_runs_the_banks_file_stays_here() -> None:
 
 def copies_of_one_log(process_id: int) -> list[list[str]]:
     return [["gcloud", "storage", "cp", "f/log", f"gs://lab/x/logs/worker-{process_id}.log"]]
+
+
+def test_T03_a_worker_that_is_told_to_leave_many_times_at_once_passes_it_on(tmp_path: pathlib.Path) -> None:
+    trainer = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen(words("run", tmp_path, trainer, "--echo"), stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert any(line == "ready\n" for line in worker.stdout)
+        for _ in range(2000):  # a second signal within the handler of the first once kept it waiting for ever
+            worker.send_signal(signal.SIGTERM)
+        try:
+            assert worker.wait(20) == 75
+        finally:
+            worker.kill()
