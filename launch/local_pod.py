@@ -155,11 +155,20 @@ def _run(args: argparse.Namespace, commands: Commands) -> int:
         for words in (pod.bank(), *(pod.trainer(role, i, resume=args.resume) for role in ROLES for i in range(args.processes))):
             commands.run(words, timeout_s=1)
         return 0
+    _check(recipe, args.settings, environment)
     with _told_to_stop() as told, _claimed(folder), _bank(pod, environment, commands) as bank:
         try:
             return _watch(jobs, bank, args, told)
         finally:
             _stop(jobs, args.grace_s + SPARE_S)
+
+
+def _check(recipe: str, settings: Sequence[str], environment: dict[str, str]) -> None:
+    """Raises Refused for settings that no process could run, before any is started."""
+    words = [*_crl("config", "check"), recipe, *settings]
+    found = subprocess.run(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    if found.returncode:
+        raise Refused(found.stderr.strip().removeprefix("crl: "))
 
 
 def _watch(jobs: Sequence[Job], bank: subprocess.Popen[bytes], args: argparse.Namespace, told: list[int]) -> int:

@@ -96,3 +96,9 @@ time.sleep(60)
         parent.send_signal(signal.SIGKILL)
         assert parent.stdout.read() == "told\n"  # and no longer open
         assert time.monotonic() - began < 30
+
+
+def test_settings_that_nobody_knows_start_nothing(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    assert local_pod.main(["configs/local_pod.yaml", "run.stepz=2", "--folder", str(tmp_path / "pod")]) == 2
+    assert "run.steps" in capsys.readouterr().err
+    assert not (tmp_path / "pod").exists()
