@@ -86,6 +86,7 @@ class Processes:
     ) -> None:
         self.index, self.count, self.deadline_s = index, count, deadline_s
         self._store, self._clock, self._channel = store, clock, channel
+        self._channels: dict[str, Processes] = {}
         self._asked = 0
         self.wait_s = 0.0  # for other processes, since the start
 
@@ -95,8 +96,11 @@ class Processes:
         return Processes(0, 1, None)
 
     def channel(self, name: str) -> Processes:
-        """The same processes for another thread, whose questions have an order of their own."""
-        return Processes(self.index, self.count, self._store, deadline_s=self.deadline_s, clock=self._clock, channel=name)
+        """The same processes for another thread, whose questions have an order of their own; always the same for a name."""
+        if name not in self._channels:
+            more: dict[str, Any] = {"deadline_s": self.deadline_s, "clock": self._clock, "channel": name}
+            self._channels[name] = Processes(self.index, self.count, self._store, **more)
+        return self._channels[name]
 
     def __enter__(self) -> Processes:
         return self

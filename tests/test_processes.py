@@ -109,6 +109,14 @@ def test_items_are_shared_out_in_order_as_evenly_as_can_be(items: int, count: in
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_another_thread_asks_on_a_channel_of_its_own_and_twice_on_the_same() -> None:
+    def ask(one: Processes) -> list[Any]:
+        one.meet("the trainer's question")
+        return [one.channel("beside").gather(one.index, "first"), one.channel("beside").gather(one.index + 10, "second")]
+
+    assert together(ask, ask) == [[[0, 1], [10, 11]]] * 2
+
+
 def test_different_questions_name_both() -> None:
     first, second = together(lambda one: one.meet("step 3"), lambda one: one.meet("step 4"))
     assert isinstance(first, PeerFailed)
