@@ -18,14 +18,14 @@ class Together:
     """``program`` (from ``jax.jit``), always called with arrays of the same shapes and placement. ``meet`` None: there is one process."""
 
     def __init__(self, program: Any, meet: Meet | None, what: str) -> None:
-        self._program, self._meet, self._what = program, meet, what
+        self.program, self._meet, self._what = program, meet, what
         self._compiled: Any = None
 
     def __call__(self, *args: Any) -> Any:
         """What the program returns."""
         if self._meet is None:
-            return self._program(*args)
+            return self.program(*args)
         if self._compiled is None:
-            self._compiled = self._program.lower(*args).compile()
+            self._compiled = self.program.lower(*args).compile()
             self._meet(self._what)
         return self._compiled(*args)

@@ -76,7 +76,7 @@ def test_a_role_compiles_at_most_one_program_per_bucket(packing) -> None:
     for samples in batches(6):
         role.update(samples)
     assert role._step._cache_size() == compiled  # type: ignore[attr-defined]
-    assert role.publisher.transfer.copy._cache_size() == 1
+    assert role.publisher.transfer.copy.program._cache_size() == 1
     assert (role.published.version, role.version) == (1, 1)
     assert role.published.metrics().keys() == {"version", "bytes", "seconds", "copy_s", "checksum_s", "swap_s"}
 
