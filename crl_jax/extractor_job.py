@@ -16,11 +16,9 @@ the loss is right whatever its number.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import functools
-import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +36,7 @@ from crl_jax.host_memory import keep_freed_memory
 from crl_jax.job import Job
 from crl_jax.models import transformer
 from crl_jax.preemption import Preempted, Preemption, unless_stopped
+from crl_jax.processes import Processes
 from crl_jax.role import Role
 from crl_jax.role_front import RoleFront, open_front, reserved
 from crl_jax.rollout.shell import Shell
@@ -165,7 +164,7 @@ def _look(parts: ExtractorParts) -> tuple[list[Sample], bool, int]:
 
     over, step, some = processes.of_first(asked, "what there is to do")
     if some and processes.count > 1:
-        evidence = _unpacked(processes.bytes_of_first(_packed(evidence), "the evidence"))
+        evidence = _handed_round(processes, evidence)
     return evidence, over, step
 
 
@@ -175,20 +174,12 @@ def _of_this_run(parts: ExtractorParts) -> bool:
     return parts.went_on or parts.clock() - parts.began > EARLIER_S
 
 
-def _packed(evidence: Sequence[Sample]) -> bytes:
-    rows = [
-        [base64.b64encode(codec.generation_to_proto(s.generation).SerializeToString()).decode(), codec.sample_values(s)] for s in evidence
-    ]
-    return json.dumps(rows).encode()
-
-
-def _unpacked(packed: bytes) -> list[Sample]:
-    found: list[Sample] = []
-    for text, values in json.loads(packed):
-        generation = pb.Generation()
-        generation.ParseFromString(base64.b64decode(text))
-        found.append(codec.sample_of(codec.generation_from_proto(generation), values))
-    return found
+def _handed_round(processes: Processes, evidence: Sequence[Sample]) -> list[Sample]:
+    """The evidence of the first process, in all of them."""
+    message = pb.GenerationsReply(generations=[codec.generation_to_proto(sample.generation) for sample in evidence])
+    values = processes.of_first(lambda: [codec.sample_values(sample) for sample in evidence], "what the evidence is worth")
+    received = pb.GenerationsReply.FromString(processes.bytes_of_first(message.SerializeToString(), "the evidence"))
+    return [codec.sample_of(codec.generation_from_proto(m), found) for m, found in zip(received.generations, values, strict=True)]
 
 
 def _update(parts: ExtractorParts, evidence: Sequence[Sample], step: int, spans: Spans) -> dict[str, Any]:

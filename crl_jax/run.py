@@ -7,6 +7,7 @@ end the parts (``build``).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import pathlib
 import time
@@ -35,7 +36,7 @@ from crl_jax.telemetry.tracker import FanOut
 
 
 @dataclasses.dataclass(kw_only=True)
-class Parts:
+class Parts(abc.ABC):
     """What every job of a run has, whichever models it trains."""
 
     config: Config
@@ -53,9 +54,9 @@ class Parts:
     scores: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # metrics of the last of them, for its checkpoint
 
     @property
+    @abc.abstractmethod
     def roles(self) -> dict[str, Role]:
         """The models of this job by name."""
-        raise NotImplementedError
 
     @property
     def saved_bank(self) -> RunBank | None:
@@ -73,6 +74,7 @@ class Parts:
 
     def go_on(self, carried: Any) -> None:
         """Take up what a checkpoint kept (`carried`)."""
+        del carried  # nothing is kept
 
     def counted(self) -> dict[str, Any]:
         """Counters and gauges of this process's parts since its start."""
